@@ -1,0 +1,60 @@
+// The native chain on the CPU: the model op by op, any mix of prefill and decode rows.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/cpu/cache.h"
+#include "backend/cpu/thread_team.h"
+#include "backend/cpu/tiles.h"
+#include "core/status.h"
+#include "m3/config.h"
+#include "m3/trace.h"
+#include "m3/weights.h"
+
+namespace monolayer::cpu {
+
+// The new rows of one sequence in a step.
+struct StepSequence {
+  std::span<const std::int32_t> tokens;  // at positions start, start + 1, ...
+  std::int64_t start = 0;                // tokens already in the cache
+  std::span<const std::int32_t> pages;   // block table: page of position p is pages[p / 128]
+  std::int64_t logit_rows = 1;           // logits of the last n rows (0: none)
+};
+
+// Bytes that had to move, counted where they are read or written; the currency of the benches.
+struct Traffic {
+  std::int64_t weights = 0;  // stored weight bytes incl. scales, each expert once per step
+  std::int64_t kv_read = 0, index_read = 0, cache_written = 0;
+  std::int64_t total() const { return weights + kv_read + index_read + cache_written; }
+};
+
+struct NativeOptions {
+  const Tiles* tiles = nullptr;    // null: the best available
+  std::int64_t prefill_tile = 64;  // rows of a matmul tile; changes speed, never bits
+};
+
+class Native {
+ public:
+  // Borrows everything. Refuses shapes the kernels do not take, by name.
+  static Result<std::unique_ptr<Native>> create(const m3::ModelConfig& config,
+                                                const m3::ModelWeights& weights, ThreadTeam& team,
+                                                const NativeOptions& options);
+  virtual ~Native() = default;
+
+  // Runs one step: writes the rows' cache entries, then returns logits [sum of logit_rows, vocab]
+  // in `logits`. Everything is validated before the first cache byte is written: token ids,
+  // positions, table length, page ids within the pool. A row's bits depend neither on the other
+  // rows, nor on the chunking, nor on the number of threads. Non-finite logits are kInternal
+  // errors. `sink` may be null; sinks see rows of all sequences (use one sequence when tracing).
+  virtual Status step(std::span<const StepSequence> sequences, CachePool& cache,
+                      std::vector<float>& logits, m3::TraceSink* sink) = 0;
+
+  // Traffic of the last step and since creation.
+  virtual const Traffic& last_traffic() const = 0;
+  virtual const Traffic& total_traffic() const = 0;
+};
+
+}  // namespace monolayer::cpu

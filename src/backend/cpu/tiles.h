@@ -1,0 +1,104 @@
+// The tile functions of the CPU backend: each exists once per instruction set, all variants compute
+// the same bits, and the native chain and the fused layer call the same ones.
+//
+// Order of every dot product (docs/numerics.md): 16 float32 lanes. The stored row is read as
+// little-endian 32-bit words from the first column of the range; word w goes to lane w mod 16;
+// inside a word the elements go in ascending order, one fma each. Lanes are added in a fixed tree.
+// So a word holds 1 F32, 2 BF16, 4 E4M3 or 8 E2M1 values and no shuffle is needed to decode it;
+// the activation is permuted instead, once per row and format.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace monolayer::cpu {
+
+inline constexpr std::int64_t kLanes = 16;
+
+enum class Format : std::uint8_t {
+  kF32,    // 1 value a word
+  kBF16,   // 2
+  kE4M3,   // 4; one float32 factor per row (or one for all rows) applied after the lane tree
+  kMXFP8,  // 4; one E8M0 per 32 columns: t = lane sum over one word's 4 values (first a product,
+           //    then fma), then acc = fma(scale, t, acc)
+  kMXFP4,  // 8; the same with a word's 8 values
+};
+
+constexpr std::int64_t values_per_word(Format format) {
+  switch (format) {
+    case Format::kF32:
+      return 1;
+    case Format::kBF16:
+      return 2;
+    case Format::kMXFP4:
+      return 8;
+    default:
+      return 4;
+  }
+}
+// Columns that fill all lanes once; a permuted activation is padded with zeros to a multiple of it.
+constexpr std::int64_t chunk_columns(Format format) { return kLanes * values_per_word(format); }
+constexpr std::int64_t padded_columns(Format format, std::int64_t columns) {
+  const std::int64_t chunk = chunk_columns(format);
+  return (columns + chunk - 1) / chunk * chunk;
+}
+
+// A borrowed matrix [rows, cols], row-major as stored (also cached keys: one row per token).
+struct Matrix {
+  Format format = Format::kBF16;
+  std::int64_t rows = 0, cols = 0;
+  const void* data = nullptr;        // any alignment
+  std::int64_t row_bytes = 0;        // distance between rows
+  const void* scales = nullptr;      // MX: E8M0 [rows, cols/32]; E4M3: float32 [rows] or null (= 1)
+  std::int64_t scale_row_bytes = 0;  // MX only
+};
+
+struct Tiles {
+  std::string_view name;  // "scalar", "avx2", "avx512", "neon"
+
+  // x [cols] float32 -> xp [padded_columns(format, cols)], the order in which words are decoded:
+  // xp[(chunk * values_per_word + element) * 16 + lane].
+  void (*permute)(Format format, const float* x, std::int64_t cols, float* xp);
+
+  // y[r * y_stride + (o - row_begin)] = dot(W[o, col_begin:col_end], x_r) for o in
+  // [row_begin, row_end), r in [0, batch). xp: x_r[col_begin:col_end] permuted, x_stride apart.
+  // MX formats: col_begin a multiple of 32. Overwrites y. Bits of one (o, r) depend on nothing
+  // else. Never reads a byte outside the rows' own bytes.
+  void (*matmul)(const Matrix& w, std::int64_t row_begin, std::int64_t row_end,
+                 std::int64_t col_begin, std::int64_t col_end, const float* xp,
+                 std::int64_t x_stride, std::int64_t batch, float* y, std::int64_t y_stride);
+
+  // out[d] = sum over j ascending of fma(p[j], value(j, d), out[d]), out starting at 0; `v` is
+  // [n, dims] in kF32, kBF16 or kE4M3 (unscaled). Rows with p[j] == 0 are still read.
+  void (*weighted_sum)(const Matrix& v, const float* p, float* out);
+
+  // sum of x[i]^2 in 16 lanes (i mod 16) and the tree.
+  float (*sum_squares)(const float* x, std::int64_t n);
+
+  // out[i] = (x[i] * scale) * (1 + weight[i]), rounded to BF16; weight as stored (BF16).
+  void (*scale_by_norm)(const float* x, float scale, const std::uint16_t* weight, std::int64_t n,
+                        float* out);
+
+  // Per value: g = min(gate, limit); u = clamp(up, -limit, limit);
+  // out = BF16(g * sigmoid(alpha * g) * (u + beta)), kept as float32.
+  void (*swiglu)(const float* gate, const float* up, std::int64_t n, float alpha, float limit,
+                 float beta, float* out);
+
+  // One attention chunk: s[i] is scaled, p[i] = BF16(exp(s[i] - max)) as float32; returns max and
+  // the sum of the unrounded exponentials (16 lanes, tree). n >= 1.
+  void (*softmax_chunk)(const float* s, std::int64_t n, float* p, float* max, float* sum);
+
+  // Largest of n >= 1 values; NaN counts as -1e30.
+  float (*maximum)(const float* x, std::int64_t n);
+
+  // The shared exponential, for merges: exp(x) for x <= 0, the same polynomial as softmax_chunk.
+  float (*exponential)(float x);
+};
+
+// Every variant this build carries and this machine can run, the best first; "scalar" is last.
+std::span<const Tiles* const> available_tiles();
+// The best, or the one named by `name`; null if it is not available.
+const Tiles* find_tiles(std::string_view name);
+
+}  // namespace monolayer::cpu

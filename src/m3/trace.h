@@ -1,0 +1,21 @@
+// What a forward pass can show of its inside; the same interface for every path.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace monolayer::m3 {
+
+class TraceSink {
+ public:
+  virtual ~TraceSink() = default;
+  // Residual stream of one row entering layer `layer`; layer == num_layers: after the final norm.
+  // `row` counts the rows of the sequence from 0 (its absolute position).
+  virtual void hidden(std::int64_t layer, std::int64_t row, std::span<const float> values) = 0;
+  // Selected blocks of one row and index head on a sparse layer, ascending, without padding.
+  // `scores` holds the pooled score of every existing block (forced blocks: their raw score).
+  virtual void blocks(std::int64_t layer, std::int64_t row, std::int64_t head,
+                      std::span<const std::int32_t> ids, std::span<const float> scores) = 0;
+};
+
+}  // namespace monolayer::m3
