@@ -1,0 +1,86 @@
+# Every target installs what it needs (Debian packages, PyPI peers in .venv) and says what it does.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+JOBS ?= $(shell nproc)
+export MONOLAYER_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
+BIN := build/cpu/bin/monolayer
+QUESTION ?= Tom has 12 apples. He buys 7 more and gives 5 to Anna. How many apples does Tom have now?
+
+.PHONY: help setup build demo test test-long test-asan test-tsan lint format bench fuzz fuzz-short clean
+
+help:
+	@echo "make demo       build, then answer a question with the embedded model"
+	@echo "make test       build and run every test"
+	@echo "make build      build build/cpu/bin/monolayer"
+	@echo "make setup      install packages for building and testing"
+	@echo "make lint       clang-format and clang-tidy, both must be clean"
+	@echo "make bench      benchmarks with bytes, GB/s and the share of the read stream"
+	@echo "make fuzz       all fuzzers, FUZZ_SECONDS (600) each"
+	@echo "make test-long  sanitizers, long comparisons and a minute of each fuzzer"
+
+setup:
+	@scripts/setup.sh build test
+
+build:
+	@scripts/setup.sh build
+	@echo "build: Release in build/cpu"
+	@MONOLAYER_COMPILER_LAUNCHER=$$(command -v ccache) cmake --preset cpu -DBUILD_TESTING=OFF >build.log 2>&1 || { cat build.log; exit 1; }
+	@rm -f build.log
+	@cmake --build --preset cpu -j $(JOBS)
+
+demo: build
+	@echo "demo: $(BIN) generate --prompt \"$(QUESTION)\""
+	@$(BIN) generate --prompt "$(QUESTION)"
+
+test:
+	@scripts/setup.sh build test lint
+	@scripts/check_format.sh
+	@echo "test: Release build with tests in build/cpu"
+	@MONOLAYER_COMPILER_LAUNCHER=$$(command -v ccache) cmake --preset cpu -DBUILD_TESTING=ON >/dev/null
+	@cmake --build --preset cpu -j $(JOBS)
+	@ctest --test-dir build/cpu --output-on-failure -j $(JOBS) -LE long
+
+test-asan test-tsan: test-%:
+	@scripts/setup.sh build test
+	@echo "test-$*: build/$* and every test under it"
+	@cmake --preset $* -DBUILD_TESTING=ON >/dev/null
+	@cmake --build --preset $* -j $(JOBS)
+	@TSAN_OPTIONS=halt_on_error=1 ASAN_OPTIONS=detect_leaks=1 \
+	  ctest --test-dir build/$* --output-on-failure -j $(JOBS) -LE long
+
+test-long: test
+	@scripts/setup.sh build test lint fuzz
+	@echo "test-long: long tests, sanitizers, clang-tidy, one minute of each fuzzer"
+	@ctest --test-dir build/cpu --output-on-failure -L long
+	@$(MAKE) --no-print-directory test-asan test-tsan lint
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=60
+
+lint:
+	@scripts/setup.sh build test lint
+	@scripts/check_format.sh
+	@cmake --preset cpu -DBUILD_TESTING=ON >/dev/null
+	@scripts/check_tidy.sh build/cpu
+
+format:
+	@scripts/setup.sh lint
+	@echo "format: rewriting sources in place"
+	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format-14 -i
+
+bench:
+	@scripts/setup.sh build test bench
+	@echo "bench: building and running bench/"
+	@cmake --preset cpu -DBUILD_TESTING=ON -DMONOLAYER_BENCH=ON >/dev/null
+	@cmake --build --preset cpu -j $(JOBS)
+	@scripts/run_benches.sh build/cpu
+
+FUZZ_SECONDS ?= 600
+fuzz:
+	@scripts/setup.sh build fuzz
+	@echo "fuzz: each target for $(FUZZ_SECONDS) s"
+	@cmake --preset fuzz >/dev/null
+	@cmake --build --preset fuzz -j $(JOBS)
+	@scripts/run_fuzzers.sh build/fuzz $(FUZZ_SECONDS)
+
+clean:
+	@echo "clean: removing build/"
+	@rm -rf build

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Installs what Monolayer needs on Debian 12, as root or through sudo, and nothing it already has.
+#   scripts/setup.sh build         compiler, CMake and the libraries the engine links
+#   scripts/setup.sh test          GoogleTest and a virtual environment with the peers tests compare with
+#   scripts/setup.sh lint          clang-format and clang-tidy
+#   scripts/setup.sh fuzz          clang with libFuzzer and the sanitizers' runtimes
+# Several groups may be named at once. MONOLAYER_SKIP_SETUP=1 turns it off (packages come otherwise).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [[ "${MONOLAYER_SKIP_SETUP:-0}" == 1 ]]; then
+  echo "setup: skipped (MONOLAYER_SKIP_SETUP=1)"
+  exit 0
+fi
+
+packages=()
+want_python=0
+for group in "$@"; do
+  case "$group" in
+    build) packages+=(g++ cmake ninja-build make git ccache pkg-config libhwy-dev nlohmann-json3-dev
+                      libpcre2-dev libutf8proc-dev libcli11-dev libxxhash-dev libhwloc-dev) ;;
+    test) packages+=(libgtest-dev python3 python3-venv); want_python=1 ;;
+    bench) packages+=(libbenchmark-dev) ;;
+    lint) packages+=(clang-format-14 clang-tidy-14 clang-14) ;;
+    fuzz) packages+=(clang-14 libclang-rt-14-dev llvm-14) ;;
+    *) echo "setup: unknown group '$group' (build, test, bench, lint, fuzz)" >&2; exit 2 ;;
+  esac
+done
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f='${Status}' "$package" 2>/dev/null || true)
+  [[ "$status" == "install ok installed" ]] || missing+=("$package")
+done
+
+if (( ${#missing[@]} > 0 )); then
+  if ! command -v apt-get >/dev/null; then
+    echo "setup: this machine has no apt-get; install by hand: ${missing[*]}" >&2
+    exit 1
+  fi
+  as_root=()
+  if [[ $(id -u) != 0 ]]; then
+    command -v sudo >/dev/null || { echo "setup: neither root nor sudo; missing: ${missing[*]}" >&2; exit 1; }
+    as_root=(sudo)
+  fi
+  echo "setup: installing ${missing[*]}"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    "${missing[@]}" >/dev/null
+else
+  echo "setup: packages for '$*' are there"
+fi
+
+# The peers live in .venv; the stamp holds the pins it was made from.
+if (( want_python )) && ! cmp -s tests/requirements.txt .venv/requirements.stamp; then
+  echo "setup: creating .venv with $(grep -vc '^#' tests/requirements.txt) pinned peers from PyPI"
+  rm -rf .venv
+  python=/usr/bin/python3
+  [[ -x $python ]] || python=python3
+  "$python" -m venv .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+  cp tests/requirements.txt .venv/requirements.stamp
+fi
