@@ -1,0 +1,1 @@
+"""Training code of the nano model; see README.md beside this file."""

@@ -1,0 +1,1 @@
+"""Generators of the training conversations. All randomness comes from the `random.Random` passed in."""

@@ -1,0 +1,60 @@
+"""Which turns a conversation holds, and which problems are held out.
+
+Two barriers keep evaluation apart from training. Seeds: training draws from
+`random.Random(TRAIN_SEED + stream)`, evaluation from `HELD_OUT_SEED`. Text: a question
+whose CRC-32 is HELD_OUT_RESIDUE modulo HELD_OUT_MODULUS never enters training, and
+evaluation asks only such questions.
+"""
+
+import random
+import zlib
+
+from .arithmetic import problem
+from .retrieval import retrieval
+from .smalltalk import smalltalk
+from .turn import Turn
+
+TRAIN_SEED = 1_000_000  # plus the stream's number, below 1,000,000
+HELD_OUT_SEED = 77
+HELD_OUT_MODULUS, HELD_OUT_RESIDUE = 32, 7
+
+DEVELOPERS = (None,) * 5 + (
+    "You are a calculator.", "Answer briefly.", "You help children with arithmetic.",
+    "You are a helpful assistant. Answer in one sentence.",
+)
+MODE_WEIGHTS = (2, 2, 1)  # adaptive, enabled, disabled
+
+
+def held_out(question: str) -> bool:
+    return zlib.crc32(question.encode()) % HELD_OUT_MODULUS == HELD_OUT_RESIDUE
+
+
+def training_problem(rng) -> Turn:
+    while True:
+        turn = problem(rng)
+        if not held_out(turn.user):
+            return turn
+
+
+def evaluation_problems(count: int, kind=problem) -> list[Turn]:
+    rng, found, seen = random.Random(HELD_OUT_SEED), [], set()
+    while len(found) < count:
+        turn = kind(rng)
+        if held_out(turn.user) and turn.user not in seen:
+            found.append(turn)
+            seen.add(turn.user)
+    return found
+
+
+def short_turn(rng) -> Turn:
+    draw = rng.random()
+    if draw < 0.82:
+        return training_problem(rng)
+    if draw < 0.92:
+        return smalltalk(rng)
+    return retrieval(rng, rng.randint(2, 14))
+
+
+def long_turn(rng, tokens: int) -> Turn:
+    """A retrieval turn of very roughly `tokens` tokens."""
+    return retrieval(rng, max(8, tokens // 12))
