@@ -1,0 +1,1 @@
+"""Number formats and the safetensors container, in numpy; shared by the tools beside this folder."""
