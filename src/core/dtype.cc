@@ -22,6 +22,22 @@ std::string_view dtype_name(DType dtype) {
       return "I32";
     case DType::kI64:
       return "I64";
+    case DType::kF64:
+      return "F64";
+    case DType::kE5M2:
+      return "F8_E5M2";
+    case DType::kI8:
+      return "I8";
+    case DType::kBool:
+      return "BOOL";
+    case DType::kI16:
+      return "I16";
+    case DType::kU16:
+      return "U16";
+    case DType::kU32:
+      return "U32";
+    case DType::kU64:
+      return "U64";
   }
   return "?";
 }

@@ -10,7 +10,26 @@
 namespace monolayer {
 
 // Storage types. kE2M1x2 is two OCP E2M1 values in a byte, the even element in the low nibble.
-enum class DType : std::uint8_t { kF32, kBF16, kF16, kE4M3, kE2M1x2, kE8M0, kU8, kI32, kI64 };
+// From kF64 on: types a file may hold that no weight of the model uses.
+enum class DType : std::uint8_t {
+  kF32,
+  kBF16,
+  kF16,
+  kE4M3,
+  kE2M1x2,
+  kE8M0,
+  kU8,
+  kI32,
+  kI64,
+  kF64,
+  kE5M2,
+  kI8,
+  kBool,
+  kI16,
+  kU16,
+  kU32,
+  kU64
+};
 
 std::string_view dtype_name(DType dtype);
 
@@ -19,11 +38,16 @@ constexpr std::size_t dtype_size(DType dtype) {
   switch (dtype) {
     case DType::kF32:
     case DType::kI32:
+    case DType::kU32:
       return 4;
     case DType::kI64:
+    case DType::kU64:
+    case DType::kF64:
       return 8;
     case DType::kBF16:
     case DType::kF16:
+    case DType::kI16:
+    case DType::kU16:
       return 2;
     default:
       return 1;
