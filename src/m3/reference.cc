@@ -1,0 +1,257 @@
+#include "m3/reference.h"
+
+#include <algorithm>
+#include <string>
+
+#include "m3/reference_math.h"
+#include "m3/rope.h"
+#include "m3/select.h"
+
+namespace monolayer::m3 {
+
+namespace {
+
+struct Mlp {
+  FloatMatrix gate, up, down;
+
+  explicit Mlp(const MlpWeights& weights)
+      : gate(decode(weights.gate)), up(decode(weights.up)), down(decode(weights.down)) {}
+
+  // out[i] += factor * mlp(x)[i]
+  void accumulate(const ModelConfig& config, const float* x, float factor,
+                  std::vector<float>& out) const {
+    std::vector<float> g(static_cast<std::size_t>(gate.rows)), u(g.size()), y(out.size());
+    project(gate, x, g.data());
+    project(up, x, u.data());
+    for (std::size_t i = 0; i < g.size(); ++i) g[i] = clamped_swiglu(config, g[i], u[i]);
+    project(down, g.data(), y.data());
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] += factor * y[i];
+  }
+};
+
+// One layer decoded to float32; dropped again after use, so that memory holds one layer at a time.
+struct Layer {
+  std::vector<float> input_norm, post_norm, q_norm, k_norm, index_q_norm, index_k_norm, router_bias;
+  FloatMatrix q, k, v, o, index_q, index_k, router;
+  std::vector<Mlp> mlps;  // dense: one; MoE: the experts, then the shared one if there is one
+
+  Layer(const LayerWeights& w, const LayerPattern& pattern)
+      : input_norm(decode(w.input_norm)),
+        post_norm(decode(w.post_norm)),
+        q_norm(decode(w.q_norm)),
+        k_norm(decode(w.k_norm)),
+        q(decode(w.q)),
+        k(decode(w.k)),
+        v(decode(w.v)),
+        o(decode(w.o)) {
+    if (pattern.sparse_attention) {
+      index_q_norm = decode(w.index_q_norm);
+      index_k_norm = decode(w.index_k_norm);
+      index_q = decode(w.index_q);
+      index_k = decode(w.index_k);
+    }
+    if (!pattern.moe) {
+      mlps.emplace_back(w.dense);
+      return;
+    }
+    router = decode(w.router);
+    if (!w.router_bias.empty()) router_bias = decode(w.router_bias);
+    for (const MlpWeights& expert : w.experts) mlps.emplace_back(expert);
+    if (!w.shared.gate.empty()) mlps.emplace_back(w.shared);
+  }
+};
+
+}  // namespace
+
+struct Reference::State {
+  const ModelConfig& config;
+  const ModelWeights& weights;
+  Rope rope;
+  std::int64_t position = 0;
+  // Per layer: keys and values [position, kv_width], index keys [position, index_dim].
+  std::vector<std::vector<float>> keys, values, index_keys;
+
+  State(const ModelConfig& c, const ModelWeights& w)
+      : config(c), weights(w), rope(c.rope_theta, c.rotary_dim) {
+    clear();
+  }
+  void clear() {
+    position = 0;
+    const auto layers = static_cast<std::size_t>(config.num_layers);
+    keys.assign(layers, {});
+    values.assign(layers, {});
+    index_keys.assign(layers, {});
+  }
+
+  // Projects one row to `heads` vectors of `dim`, norms each with `norm` and rotates it.
+  std::vector<float> project_heads(const FloatMatrix& w, std::span<const float> norm,
+                                   const float* x, std::int64_t at, std::int64_t dim) const {
+    std::vector<float> out(static_cast<std::size_t>(w.rows));
+    std::vector<float> cosines(static_cast<std::size_t>(rope.pairs())), sines(cosines.size());
+    project(w, x, out.data());
+    rope.angles(at, cosines.data(), sines.data());
+    for (float* head = out.data(); head != out.data() + w.rows; head += dim) {
+      gemma_norm(head, norm, config.rms_eps, head);
+      rotate(head, cosines.data(), sines.data(), rope.pairs());
+    }
+    return out;
+  }
+
+  // Positions the KV head `g` of the row at `at` attends to.
+  std::vector<std::int64_t> attended(std::int64_t layer, std::int64_t at, std::int64_t g,
+                                     const std::vector<float>& index_query, TraceSink* sink) const {
+    std::vector<std::int64_t> positions;
+    if (!config.layers[static_cast<std::size_t>(layer)].sparse_attention) {
+      for (std::int64_t p = 0; p <= at; ++p) positions.push_back(p);
+      return positions;
+    }
+    const std::vector<float>& cached = index_keys[static_cast<std::size_t>(layer)];
+    std::vector<float> scores;  // of each block
+    for (std::int64_t p = 0; p <= at; ++p) {
+      const float score =
+          dot(&index_query[static_cast<std::size_t>(g * config.index_dim)],
+              &cached[static_cast<std::size_t>(p * config.index_dim)], config.index_dim);
+      if (p % config.block_size == 0) scores.push_back(score);
+      scores.back() = std::max(scores.back(), score);
+    }
+    std::vector<std::int32_t> ids;
+    select_blocks({config.topk_blocks, config.init_blocks, config.local_blocks}, scores, ids);
+    if (sink != nullptr) sink->blocks(layer, at, g, ids, scores);
+    for (const std::int32_t block : ids) {
+      const std::int64_t begin = block * config.block_size;
+      for (std::int64_t p = begin; p < std::min(begin + config.block_size, at + 1); ++p)
+        positions.push_back(p);
+    }
+    return positions;
+  }
+
+  // residual += attention(norm(residual)) for rows at [position, position + rows).
+  void attention(std::int64_t l, const Layer& layer, std::vector<std::vector<float>>& residual,
+                 TraceSink* sink) {
+    const auto i = static_cast<std::size_t>(l);
+    for (std::size_t r = 0; r < residual.size(); ++r) {
+      const std::int64_t at = position + static_cast<std::int64_t>(r);
+      std::vector<float> x(residual[r].size());
+      gemma_norm(residual[r].data(), layer.input_norm, config.rms_eps, x.data());
+
+      const auto q = project_heads(layer.q, layer.q_norm, x.data(), at, config.head_dim);
+      const auto k = project_heads(layer.k, layer.k_norm, x.data(), at, config.head_dim);
+      std::vector<float> v(static_cast<std::size_t>(config.kv_width()));
+      project(layer.v, x.data(), v.data());
+      keys[i].insert(keys[i].end(), k.begin(), k.end());
+      values[i].insert(values[i].end(), v.begin(), v.end());
+      std::vector<float> iq;
+      if (config.layers[i].sparse_attention) {
+        iq = project_heads(layer.index_q, layer.index_q_norm, x.data(), at, config.index_dim);
+        const auto ik =
+            project_heads(layer.index_k, layer.index_k_norm, x.data(), at, config.index_dim);
+        index_keys[i].insert(index_keys[i].end(), ik.begin(), ik.end());
+      }
+
+      std::vector<float> heads(static_cast<std::size_t>(config.q_width()));
+      for (std::int64_t g = 0; g < config.num_kv_heads; ++g) {
+        const auto positions = attended(l, at, g, iq, sink);
+        for (std::int64_t h = g * config.group_size(); h < (g + 1) * config.group_size(); ++h) {
+          attend(&q[static_cast<std::size_t>(h * config.head_dim)], keys[i], values[i],
+                 config.kv_width(), g * config.head_dim, positions, config.head_dim,
+                 &heads[static_cast<std::size_t>(h * config.head_dim)]);
+        }
+      }
+      std::vector<float> out(residual[r].size());
+      project(layer.o, heads.data(), out.data());
+      for (std::size_t c = 0; c < out.size(); ++c) residual[r][c] += out[c];
+    }
+  }
+
+  // residual += mlp(norm(residual)), dense or routed.
+  void feed_forward(const Layer& layer, bool moe, std::vector<std::vector<float>>& residual) const {
+    for (std::vector<float>& row : residual) {
+      std::vector<float> x(row.size()), out(row.size());
+      gemma_norm(row.data(), layer.post_norm, config.rms_eps, x.data());
+      if (moe) {
+        std::vector<float> logits(static_cast<std::size_t>(config.num_experts));
+        project(layer.router, x.data(), logits.data());
+        for (const RoutedExpert& expert : route(config, logits, layer.router_bias)) {
+          layer.mlps[static_cast<std::size_t>(expert.id)].accumulate(config, x.data(),
+                                                                     expert.weight, out);
+        }
+        for (std::size_t e = static_cast<std::size_t>(config.num_experts); e < layer.mlps.size();
+             ++e) {
+          layer.mlps[e].accumulate(config, x.data(), 1.0F, out);
+        }
+      } else {
+        layer.mlps[0].accumulate(config, x.data(), 1.0F, out);
+      }
+      for (std::size_t c = 0; c < out.size(); ++c) row[c] += out[c];
+    }
+  }
+
+  void report(std::int64_t layer, const std::vector<std::vector<float>>& residual,
+              TraceSink* sink) const {
+    if (sink == nullptr) return;
+    for (std::size_t r = 0; r < residual.size(); ++r) {
+      sink->hidden(layer, position + static_cast<std::int64_t>(r), residual[r]);
+    }
+  }
+};
+
+Reference::Reference(const ModelConfig& config, const ModelWeights& weights)
+    : state_(std::make_unique<State>(config, weights)) {}
+Reference::~Reference() = default;
+
+std::int64_t Reference::position() const { return state_->position; }
+void Reference::reset() { state_->clear(); }
+
+Result<std::vector<float>> Reference::forward(std::span<const std::int32_t> tokens,
+                                              std::int64_t logit_rows, TraceSink* sink) {
+  State& s = *state_;
+  const ModelConfig& config = s.config;
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  if (count == 0) return Status(Code::kInvalidArgument, "tokens", "no tokens given");
+  if (logit_rows < 0 || logit_rows > count) {
+    return Status(Code::kInvalidArgument, "logit_rows",
+                  std::to_string(logit_rows) + " is outside [0, " + std::to_string(count) + "]");
+  }
+  if (s.position + count > config.max_positions) {
+    return Status(Code::kInvalidArgument, "tokens",
+                  "position " + std::to_string(s.position + count - 1) +
+                      " is beyond the last one, " + std::to_string(config.max_positions - 1));
+  }
+  for (const std::int32_t token : tokens) {
+    if (token < 0 || token >= config.vocab_size) {
+      return Status(Code::kInvalidArgument, "tokens",
+                    "id " + std::to_string(token) + " is outside [0, " +
+                        std::to_string(config.vocab_size) + ")");
+    }
+  }
+
+  std::vector<std::vector<float>> residual;
+  for (const std::int32_t token : tokens) {
+    residual.emplace_back(static_cast<std::size_t>(config.hidden_size));
+    dequantize(s.weights.embed, token, token + 1, residual.back().data());
+  }
+  for (std::int64_t l = 0; l < config.num_layers; ++l) {
+    s.report(l, residual, sink);
+    const LayerPattern& pattern = config.layers[static_cast<std::size_t>(l)];
+    const Layer layer(s.weights.layers[static_cast<std::size_t>(l)], pattern);
+    s.attention(l, layer, residual, sink);
+    s.feed_forward(layer, pattern.moe, residual);
+  }
+  const std::vector<float> final_norm = decode(s.weights.final_norm);
+  for (std::vector<float>& row : residual)
+    gemma_norm(row.data(), final_norm, config.rms_eps, row.data());
+  s.report(config.num_layers, residual, sink);
+
+  std::vector<float> logits(static_cast<std::size_t>(logit_rows * config.vocab_size));
+  if (logit_rows > 0) {
+    const FloatMatrix head = decode(s.weights.lm_head);
+    for (std::int64_t r = 0; r < logit_rows; ++r) {
+      project(head, residual[static_cast<std::size_t>(count - logit_rows + r)].data(),
+              &logits[static_cast<std::size_t>(r * config.vocab_size)]);
+    }
+  }
+  s.position += count;
+  return logits;
+}
+
+}  // namespace monolayer::m3
