@@ -291,6 +291,11 @@ Result<SafetensorsHeader> parse_safetensors_header(std::string_view json, std::u
                                                    const std::string& file) {
   if (json.empty() || json[0] != '{')
     return Status(Code::kInvalidFile, file, "header does not begin with '{'");
+  // The JSON library takes a NUL byte for the end of its input.
+  if (const std::size_t nul = json.find('\0'); nul != std::string_view::npos) {
+    return Status(Code::kInvalidFile, file,
+                  "header is not valid JSON: NUL at its byte " + std::to_string(nul));
+  }
   try {
     SafetensorsHeader header;
     HeaderSax sax(header, file, json.size());
