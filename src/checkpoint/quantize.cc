@@ -47,7 +47,8 @@ int shared_exponent(float largest, int element_max, MxRule rule) {
     const std::uint32_t rounded = std::bit_cast<std::uint32_t>(largest) + 0x200000U;
     exponent = static_cast<int>(rounded >> 23) - 127;
   }
-  return std::clamp(exponent - element_max, -127, 127);
+  // Upwards, at most the scale whose largest element is still a finite float32.
+  return std::clamp(exponent - element_max, -127, 127 - element_max);
 }
 
 // The value in units of the scale. Exact: either a power of two changes the exponent only, or the

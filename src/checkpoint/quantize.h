@@ -11,7 +11,8 @@ namespace monolayer {
 // How a group's shared exponent follows from its largest magnitude.
 enum class MxRule : std::uint8_t {
   kOcp,   // floor(log2(max)): values up to 2^(e+1) saturate
-  kEven,  // max rounded to a power of two first: 1.75 * 2^e and more take the next exponent
+  kEven,  // max rounded to a power of two first: 1.75 * 2^e and more take the next exponent (except
+          // at 2^127, where the elements would decode to infinity)
 };
 
 // values [rows, cols] row-major, cols a multiple of 32. weight [rows, cols/2], scale [rows,
