@@ -1,0 +1,34 @@
+#include "cli/command.h"
+
+namespace monolayer::cli {
+
+CLI::App& Program::add(const std::string& name, const std::string& help,
+                       std::function<Status()> run) {
+  CLI::App* sub = app.add_subcommand(name, help);
+  commands.push_back({sub, std::move(run)});
+  return *sub;
+}
+
+void RunFlags::add(Flags& flags, CLI::App& app, std::vector<std::string> paths) {
+  path = paths.front();
+  flags.choice(app, "--path", path, std::move(paths), "How the model is computed");
+  flags.choice(app, "--backend", backend, {"cpu", "cuda"}, "Device");
+  flags.integer(app, "--tensor-parallel-size", tensor_parallel_size, 1, 64, "Ranks");
+  flags.integer(app, "--threads", threads, 0, 4096, "Worker threads; 0: one per physical core");
+  flags.choice(app, "--kv-cache-dtype", kv_cache_dtype, {"auto", "bf16", "fp8", "fp8_e4m3"},
+               "Element type of the caches");
+}
+
+Status RunFlags::check() const {
+  if (backend == "cuda")
+    return {Code::kUnsupported, "--backend", "cuda is not part of this version; it runs on cpu"};
+  if (path == "mono")
+    return {Code::kUnsupported, "--path",
+            "mono (all of a layer in one call) is not part of this version; it runs native"};
+  if (tensor_parallel_size > 1)
+    return {Code::kUnsupported, "--tensor-parallel-size",
+            "is " + std::to_string(tensor_parallel_size) + ", this version runs at most 1"};
+  return ok_status();
+}
+
+}  // namespace monolayer::cli
