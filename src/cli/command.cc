@@ -1,5 +1,7 @@
 #include "cli/command.h"
 
+#include "engine/embedded_model.h"
+
 namespace monolayer::cli {
 
 CLI::App& Program::add(const std::string& name, const std::string& help,
@@ -7,6 +9,11 @@ CLI::App& Program::add(const std::string& name, const std::string& help,
   CLI::App* sub = app.add_subcommand(name, help);
   commands.push_back({sub, std::move(run)});
   return *sub;
+}
+
+Result<std::string> model_or_embedded(const std::string& flag) {
+  if (!flag.empty()) return flag;
+  return engine::embedded_model_folder();
 }
 
 void RunFlags::add(Flags& flags, CLI::App& app, std::vector<std::string> paths) {

@@ -35,6 +35,9 @@ void add_bench(Program& program);
 void add_serve(Program& program);
 void add_completion(Program& program);
 
+// The model named by a flag, or the embedded one.
+Result<std::string> model_or_embedded(const std::string& flag);
+
 // Flags that say where and how a model runs; shared by generate, trace and bench.
 struct RunFlags {
   std::string path = "auto";

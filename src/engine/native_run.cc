@@ -1,0 +1,67 @@
+#include "engine/native_run.h"
+
+#include <numeric>
+#include <utility>
+
+#include "engine/memory_check.h"
+
+namespace monolayer::engine {
+
+Result<cpu::CacheOptions> cache_options(const std::string& kv_cache_dtype) {
+  cpu::CacheOptions options;
+  if (kv_cache_dtype == "auto" || kv_cache_dtype == "bf16") return options;
+  if (kv_cache_dtype == "fp8" || kv_cache_dtype == "fp8_e4m3") {
+    options.kv = DType::kE4M3;
+    return options;
+  }
+  return Status(Code::kUnsupported, "--kv-cache-dtype",
+                "'" + kv_cache_dtype + "' is not one of auto, bf16, fp8, fp8_e4m3");
+}
+
+Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
+                                                   const NativeRunOptions& options) {
+  ML_ASSIGN_OR_RETURN(const cpu::CacheOptions cache, cache_options(options.kv_cache_dtype));
+  if (options.context_tokens < 1 || options.context_tokens > model.config.max_positions)
+    return Status(Code::kInvalidArgument, options.context_flag,
+                  "is " + std::to_string(options.context_tokens) +
+                      " tokens, the model takes 1 to " +
+                      std::to_string(model.config.max_positions));
+  MemoryNeed need;
+  need.weight_bytes = static_cast<std::int64_t>(model.checkpoint.file_bytes());
+  need.page_bytes = cpu::CachePool::page_bytes(model.config, cache);
+  need.page_tokens = m3::kPageTokens;
+  need.context_tokens = options.context_tokens;
+  ML_ASSIGN_OR_RETURN(const MemoryAvailable available, available_memory());
+  ML_RETURN_IF_ERROR(check_memory(need, available, options.context_flag));
+
+  auto run = std::unique_ptr<NativeRun>(new NativeRun());
+  run->tiles_ = cpu::find_tiles(options.tiles);
+  if (options.tiles.empty()) run->tiles_ = cpu::available_tiles().front();
+  if (run->tiles_ == nullptr)
+    return Status(Code::kInvalidArgument, "kernel",
+                  "'" + options.tiles + "' is not available on this machine");
+  ML_ASSIGN_OR_RETURN(run->team_, cpu::ThreadTeam::create({.threads = options.threads}));
+  ML_ASSIGN_OR_RETURN(run->weights_, load_weights(model, options.progress));
+  ML_ASSIGN_OR_RETURN(run->native_, cpu::Native::create(model.config, run->weights_, *run->team_,
+                                                        {.tiles = run->tiles_}));
+  const std::int64_t pages = (options.context_tokens + m3::kPageTokens - 1) / m3::kPageTokens;
+  ML_ASSIGN_OR_RETURN(run->pool_, cpu::CachePool::create(model.config, cache, pages));
+  run->table_.resize(static_cast<std::size_t>(pages));
+  std::iota(run->table_.begin(), run->table_.end(), 0);
+  return run;
+}
+
+Result<std::vector<float>> NativeRun::append(std::span<const std::int32_t> tokens,
+                                             std::int64_t logit_rows, m3::TraceSink* sink) {
+  cpu::StepSequence sequence;
+  sequence.tokens = tokens;
+  sequence.start = length_;
+  sequence.pages = table_;
+  sequence.logit_rows = logit_rows;
+  std::vector<float> logits;
+  ML_RETURN_IF_ERROR(native_->step({&sequence, 1}, *pool_, logits, sink));
+  length_ += static_cast<std::int64_t>(tokens.size());
+  return logits;
+}
+
+}  // namespace monolayer::engine

@@ -1,0 +1,64 @@
+// A model ready to run on the native path: weights, threads, kernels and caches.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/cpu/cache.h"
+#include "backend/cpu/native.h"
+#include "backend/cpu/thread_team.h"
+#include "backend/cpu/tiles.h"
+#include "core/status.h"
+#include "engine/model_loader.h"
+#include "m3/trace.h"
+#include "m3/weights.h"
+
+namespace monolayer::engine {
+
+// "auto" and "bf16": BF16 keys, values and index keys. "fp8", "fp8_e4m3": keys and values in E4M3
+// with scale 1, index keys in BF16. kUnsupported naming the values allowed.
+Result<cpu::CacheOptions> cache_options(const std::string& kv_cache_dtype);
+
+struct NativeRunOptions {
+  int threads = 0;  // 0: one per physical core
+  std::string kv_cache_dtype = "auto";
+  std::int64_t context_tokens = 0;       // what the caches must hold
+  std::string context_flag = "context";  // named when it does not fit
+  std::string tiles;                     // kernel variant; empty: the best
+  ReadProgressCallback progress;
+};
+
+class NativeRun {
+ public:
+  // Checks the memory before anything is loaded. Borrows `model`.
+  static Result<std::unique_ptr<NativeRun>> load(const OpenModel& model,
+                                                 const NativeRunOptions& options);
+
+  const m3::ModelWeights& weights() const { return weights_; }
+  cpu::Native& native() { return *native_; }
+  cpu::CachePool& pool() { return *pool_; }
+  cpu::ThreadTeam& team() { return *team_; }
+  const cpu::Tiles& tiles() const { return *tiles_; }
+
+  // Appends tokens to one sequence that owns the whole pool (for traces and benches); returns the
+  // logits of the last `logit_rows`.
+  Result<std::vector<float>> append(std::span<const std::int32_t> tokens, std::int64_t logit_rows,
+                                    m3::TraceSink* sink);
+  // Starts that sequence again with `length` tokens taken as cached.
+  void rewind(std::int64_t length) { length_ = length; }
+
+ private:
+  NativeRun() = default;
+  m3::ModelWeights weights_;
+  std::unique_ptr<cpu::ThreadTeam> team_;
+  const cpu::Tiles* tiles_ = nullptr;
+  std::unique_ptr<cpu::Native> native_;
+  std::unique_ptr<cpu::CachePool> pool_;
+  std::vector<std::int32_t> table_;
+  std::int64_t length_ = 0;
+};
+
+}  // namespace monolayer::engine

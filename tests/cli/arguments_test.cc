@@ -1,0 +1,105 @@
+// Every wrong command line is one line that names the flag and the bound.
+#include <cstdlib>
+
+#include <gtest/gtest.h>
+
+#include "cli/run_cli.h"
+
+namespace monolayer::cli_test {
+namespace {
+
+struct BadLine {
+  const char* name;
+  std::vector<std::string> arguments;
+  std::vector<std::string> parts;  // of the error line
+};
+
+class BadArguments : public ::testing::TestWithParam<BadLine> {};
+
+TEST_P(BadArguments, IsOneLine) {
+  EXPECT_EQ(not_one_error(run_cli(GetParam().arguments), GetParam().parts), "");
+}
+
+const BadLine kBadLines[] = {
+    {"nothing", {}, {"a command is required"}},
+    {"unknown_command", {"frobnicate"}, {"frobnicate"}},
+    {"unknown_flag", {"--frobnicate"}, {"--frobnicate"}},
+    {"unknown_flag_of_command", {"synth", "--frobnicate", "1"}, {"--frobnicate"}},
+    {"extra_argument", {"synth", "--shape", "m3", "--out", "/x", "more"}, {"more"}},
+    {"flag_without_value", {"synth", "--shape"}, {"--shape"}},
+    {"missing_required", {"synth", "--shape", "m3"}, {"--out"}},
+    {"bad_format",
+     {"synth", "--shape", "m3", "--out", "/x", "--format", "int4"},
+     {"int4", "mxfp4"}},
+    {"layers_zero",
+     {"synth", "--shape", "m3", "--out", "/x", "--layers", "0"},
+     {"--layers", "'0'"}},
+    {"layers_text",
+     {"synth", "--shape", "m3", "--out", "/x", "--layers", "3x"},
+     {"--layers", "3x"}},
+    {"layers_huge",
+     {"synth", "--shape", "m3", "--out", "/x", "--layers", "99999999999999999999"},
+     {"--layers"}},
+    {"seed_negative", {"synth", "--shape", "m3", "--out", "/x", "--seed", "-1"}, {"--seed"}},
+    {"shape_missing", {"synth", "--shape", "/no/such.json", "--out", "/x"}, {"/no/such.json"}},
+    {"serve", {"serve"}, {"serve", "not part of this version"}},
+    {"serve_flags", {"serve", "--port", "80", "--model", "x"}, {"not part of this version"}},
+    {"shell", {"completion", "tcsh"}, {"tcsh", "bash, zsh, fish"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Lines, BadArguments, ::testing::ValuesIn(kBadLines),
+                         [](const auto& line) { return std::string(line.param.name); });
+
+TEST(Help, IsOnStdoutWithExitCodeZero) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"--help"}, {"synth", "--help"}, {"serve", "--help"}}) {
+    const Outcome outcome = run_cli(arguments);
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_NE(outcome.out.find("Usage"), std::string::npos);
+    EXPECT_EQ(outcome.err, "");
+  }
+  EXPECT_EQ(run_cli({"--version"}).out.rfind("monolayer ", 0), 0U);
+}
+
+TEST(Output, AFullDiskBehindStdoutIsAnError) {
+  const Outcome outcome = run_cli({"completion", "bash"}, {.stdout_path = "/dev/full"});
+  EXPECT_EQ(not_one_error(outcome, {"standard output"}), "");
+}
+
+int shell(const std::string& command) { return std::system(command.c_str()); }
+
+TEST(Completion, ScriptsParse) {
+  const TempFolder folder;
+  for (const char* name : {"bash", "zsh", "fish"}) {
+    const Outcome outcome = run_cli({"completion", name});
+    ASSERT_EQ(outcome.exit_code, 0);
+    for (const char* word : {"synth", "completion", "shard-mb", "mxfp4"})
+      EXPECT_NE(outcome.out.find(word), std::string::npos) << name << " " << word;
+    const std::string script = folder.put(std::string(name) + ".script", outcome.out);
+    if (shell(std::string("command -v ") + name + " >/dev/null") != 0) continue;
+    EXPECT_EQ(shell(std::string(name) + " -n " + script), 0) << name;
+  }
+}
+
+// Completes a line in a real shell.
+std::string complete_in_bash(const std::string& script, const std::string& words) {
+  const TempFolder folder;
+  const std::string out = folder.file("out");
+  const std::string code = "source " + script + "; COMP_WORDS=(" + words +
+                           "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _monolayer; " +
+                           "printf '%s ' \"${COMPREPLY[@]}\" > " + out;
+  if (shell("bash " + folder.put("line.sh", code)) != 0) return "failed";
+  return read_file(out);
+}
+
+TEST(Completion, BashOffersCommandsFlagsAndValues) {
+  const TempFolder folder;
+  const std::string script = folder.put("c.sh", run_cli({"completion", "bash"}).out);
+  EXPECT_EQ(complete_in_bash(script, "monolayer syn"), "synth ");
+  EXPECT_EQ(complete_in_bash(script, "monolayer synth --form"), "--format ");
+  EXPECT_EQ(complete_in_bash(script, "monolayer synth --format mxfp8"), "mxfp8 ");
+  EXPECT_EQ(complete_in_bash(script, "monolayer completion fi"), "fish ");
+}
+
+}  // namespace
+}  // namespace monolayer::cli_test
