@@ -3,13 +3,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
+#include <type_traits>
 
 #include "core/status.h"
 
 namespace monolayer::cpu {
 
 struct TeamOptions {
-  int threads = 0;  // 0: one per physical core allowed by affinity and cgroup quota
+  int threads = 0;  // 0: one per physical core allowed by affinity and cgroup quota; at most 1024
   bool pin = true;  // bind each thread to its own physical core where allowed
 };
 
@@ -21,7 +23,8 @@ class ThreadTeam {
   virtual int size() const = 0;
   // Runs body(worker) for worker in [0, size()), worker 0 on the caller, and returns when all are
   // done. Everything written before is visible inside, and after. Waiting threads spin briefly and
-  // then sleep, so that oversubscription slows the team down but never stalls it.
+  // then sleep, so that oversubscription slows the team down but never stalls it. `body` must not
+  // throw and must not call run; one thread at a time calls run.
   virtual void run(void (*body)(void* context, int worker), void* context) = 0;
 
   // Convenience for lambdas: team.each([&](int worker) {...}).
