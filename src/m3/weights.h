@@ -42,7 +42,9 @@ struct ModelWeights {
 
 // Accounts for every tensor of the checkpoint: used, or on the documented ignore list. Missing or
 // unexpected names: kInvalidFile with the counts and the first five of each. Shapes and dtypes are
-// checked against `config`. Views stay valid while `checkpoint` lives.
-Result<ModelWeights> bind_weights(const ModelConfig& config, const Checkpoint& checkpoint);
+// checked against `config`; stored values as `check` says (ValueCheck::kAll reads every quantised
+// weight once). Views stay valid while `checkpoint` lives.
+Result<ModelWeights> bind_weights(const ModelConfig& config, const Checkpoint& checkpoint,
+                                  ValueCheck check = ValueCheck::kAll);
 
 }  // namespace monolayer::m3
