@@ -25,7 +25,8 @@ enum class WeightFormat : std::uint8_t {
 std::string_view format_name(WeightFormat format);  // "plain", "mxfp4", "mxfp8", "fp8-per-channel"
 
 // The formats of a checkpoint's matrices by module name. A module is a tensor name without
-// ".weight", for example "language_model.model.layers.3.block_sparse_moe.experts.0.w1".
+// ".weight" of a linear layer (embeddings, norms and routers are never asked for), for example
+// "language_model.model.layers.3.block_sparse_moe.experts.0.w1".
 //
 // Patterns (README.md has examples): "re:X" is the regular expression X anchored at the start of
 // the name; a pattern with any of * ? [ is a shell pattern that must match the whole name, where *
