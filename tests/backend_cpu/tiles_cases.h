@@ -56,7 +56,30 @@ enum class Content {
   kAnyBit,  // any bit pattern: NaN, infinities, subnormals, negative zero, all scale codes
 };
 
-using Random = std::mt19937_64;
+// Random bits: the given bytes first (a fuzzer's input), then a generator seeded by them.
+class Random {
+ public:
+  using result_type = std::uint64_t;
+  explicit Random(std::uint64_t seed) : rest_(seed) {}
+  Random(const std::uint8_t* data, std::size_t size) : data_(data), size_(size), rest_(size) {}
+
+  static constexpr result_type min() { return 0; }
+  static constexpr result_type max() { return ~result_type{0}; }
+  result_type operator()() {
+    if (size_ < 8) return rest_();
+    result_type value = 0;
+    std::memcpy(&value, data_, 8);
+    data_ += 8;
+    size_ -= 8;
+    if (size_ < 8) rest_.seed(value);
+    return value;
+  }
+
+ private:
+  const std::uint8_t* data_ = nullptr;
+  std::size_t size_ = 0;
+  std::mt19937_64 rest_;
+};
 
 inline std::int64_t pick(Random& random, std::int64_t low, std::int64_t high) {
   return std::uniform_int_distribution<std::int64_t>(low, high)(random);

@@ -48,7 +48,8 @@ float element(Format format, const std::byte* row, std::int64_t column) {
       return e4m3_to_f32(load<std::uint8_t>(row + column)) * 0x1p-8F;
     case Format::kMXFP4: {
       const auto byte = load<std::uint8_t>(row + column / 2);
-      return e2m1_to_f32(static_cast<std::uint8_t>(byte >> (column % 2 * 4))) * 0x1p25F;
+      const float value = e2m1_to_f32(static_cast<std::uint8_t>(byte >> (column % 2 * 4)));
+      return value * 0x1p25F + 0.0F;  // the code of -0 counts as +0
     }
   }
   return 0;
@@ -58,8 +59,8 @@ float group_scale(std::uint8_t code) {
   return code == 0xff ? std::numeric_limits<float>::infinity() : e8m0_to_f32(code);
 }
 
-// Columns [begin, end) of one chunk as values in stored order, with their group scales; zeros (and
-// the smallest scale, which cannot matter) past `end`.
+// Columns [begin, end) of one chunk as values in stored order, with their group scales; zeros past
+// `end`, and past the last group the smallest scale, which cannot matter.
 struct Chunk {
   float values[kMaxChunk];
   float scales[kLanes];
@@ -73,9 +74,9 @@ struct Chunk {
     if (!has_group_scales(w.format)) return;
     const auto* codes = static_cast<const std::byte*>(w.scales) + row * w.scale_row_bytes;
     for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-      const std::int64_t column = begin + lane * values_per_word(w.format);
+      const std::int64_t group = begin + lane * values_per_word(w.format) / 32 * 32;
       scales[lane] =
-          group_scale(column < end ? load<std::uint8_t>(codes + column / 32) : std::uint8_t{0});
+          group_scale(group < end ? load<std::uint8_t>(codes + group / 32) : std::uint8_t{0});
     }
   }
 };

@@ -1,0 +1,210 @@
+// Lanes and decoders, compiled once per instruction set: 16 float32 lanes are kParts vectors of
+// kN, and a decoder turns one part's words into their elements, one vector per element.
+#if defined(MONOLAYER_TILES_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MONOLAYER_TILES_DECODE_INL_H_
+#undef MONOLAYER_TILES_DECODE_INL_H_
+#else
+#define MONOLAYER_TILES_DECODE_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "backend/cpu/tiles.h"
+
+#ifndef MONOLAYER_TILES_TABLES_
+#define MONOLAYER_TILES_TABLES_
+namespace monolayer::cpu::tables {
+
+// E8M0 codes as float32; 0xFF, refused in files, as infinity.
+inline constexpr std::array<float, 256> kGroupScale = [] {
+  std::array<float, 256> table{};
+  for (std::uint32_t code = 0; code < 256; ++code) {
+    table[code] = std::bit_cast<float>(code == 0 ? 0x00400000U : code << 23);
+  }
+  return table;
+}();
+// E2M1 codes as twice their value; 16 bytes, the look-up table of a byte shuffle.
+alignas(16) inline constexpr std::int8_t kTwiceE2M1[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                                           0, -1, -2, -3, -4, -6, -8, -12};
+// E2M1 codes as value * 2^25.
+alignas(64) inline constexpr float kScaledE2M1[16] = {
+    0.0F, 0x1p24F,  0x1p25F,  0x1.8p25F,  0x1p26F,  0x1.8p26F,  0x1p27F,  0x1.8p27F,
+    0.0F, -0x1p24F, -0x1p25F, -0x1.8p25F, -0x1p26F, -0x1.8p26F, -0x1p27F, -0x1.8p27F};
+
+}  // namespace monolayer::cpu::tables
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace monolayer::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::CappedTag<float, 16>;
+using DU = hn::RebindToUnsigned<DF>;
+using DI = hn::RebindToSigned<DF>;
+using DU16 = hn::Rebind<std::uint16_t, DF>;
+using DF16 = hn::Rebind<hwy::float16_t, DF>;
+using DBytesOf16 = hn::Repartition<std::uint8_t, DU16>;
+using VF = hn::Vec<DF>;
+using VU = hn::Vec<DU>;
+using VU16 = hn::Vec<DU16>;
+
+constexpr int kN = HWY_MIN(16, HWY_MAX_BYTES / 4);
+constexpr int kParts = 16 / kN;
+
+HWY_INLINE VF AsFloat(VU v) { return hn::BitCast(DF(), v); }
+
+template <Format F>
+struct Decoder;
+
+template <>
+struct Decoder<Format::kF32> {
+  static constexpr int kWordBytes = 4;
+  VU words;
+  HWY_INLINE void Load(const std::uint8_t* p) {
+    words = hn::LoadU(DU(), reinterpret_cast<const std::uint32_t*>(p));
+  }
+  template <int kElement>
+  HWY_INLINE VF Get() const {
+    return AsFloat(words);
+  }
+};
+
+template <>
+struct Decoder<Format::kBF16> {
+  static constexpr int kWordBytes = 4;
+  VU words;
+  HWY_INLINE void Load(const std::uint8_t* p) {
+    words = hn::LoadU(DU(), reinterpret_cast<const std::uint32_t*>(p));
+  }
+  template <int kElement>
+  HWY_INLINE VF Get() const {
+    if constexpr (kElement == 0) return AsFloat(hn::ShiftLeft<16>(words));
+    return AsFloat(hn::And(words, hn::Set(DU(), 0xffff0000U)));
+  }
+};
+
+// E4M3 as a half-precision number with the same mantissa and an exponent bias larger by 8: the
+// hardware's conversion then gives value * 2^-8, subnormals included. Codes 0x7F and 0xFF come out
+// as +-480 * 2^-8: whoever decodes looks for them apart.
+HWY_INLINE VF FloatOfE4M3(VU16 code_in_high_byte) {
+  const DU16 du;
+  const hn::RebindToSigned<DU16> di;
+  const auto shifted = hn::BitCast(du, hn::ShiftRight<1>(hn::BitCast(di, code_in_high_byte)));
+  const VU16 half = hn::And(shifted, hn::Set(du, std::uint16_t{0xbf80}));
+  return hn::PromoteTo(DF(), hn::BitCast(DF16(), half));
+}
+
+template <>
+struct Decoder<Format::kE4M3> {
+  static constexpr int kWordBytes = 2;
+  VU16 words;
+  HWY_INLINE void Load(const std::uint8_t* p) {
+    words = hn::LoadU(DU16(), reinterpret_cast<const std::uint16_t*>(p));
+  }
+  template <int kElement>
+  HWY_INLINE VF Get() const {
+    if constexpr (kElement == 0) return FloatOfE4M3(hn::ShiftLeft<8>(words));
+    return FloatOfE4M3(words);
+  }
+};
+
+template <>
+struct Decoder<Format::kMXFP8> : Decoder<Format::kE4M3> {};
+
+#if HWY_TARGET <= HWY_AVX3
+// A permute of 16 float32 is the look-up; it uses the low four bits of each index only.
+template <>
+struct Decoder<Format::kMXFP4> {
+  static constexpr int kWordBytes = 4;
+  VU words;
+  HWY_INLINE void Load(const std::uint8_t* p) {
+    words = hn::LoadU(DU(), reinterpret_cast<const std::uint32_t*>(p));
+  }
+  template <int kElement>
+  HWY_INLINE VF Get() const {
+    const __m512i index = _mm512_srli_epi32(words.raw, 4 * kElement);
+    return VF{_mm512_permutexvar_ps(index, _mm512_load_ps(tables::kScaledE2M1))};
+  }
+};
+#else
+// Two byte shuffles look up the eight values of each word as signed bytes (twice the value); each
+// byte is moved to the top of its word and converted, giving value * 2^25.
+template <>
+struct Decoder<Format::kMXFP4> {
+  static constexpr int kWordBytes = 4;
+  VU even, odd;
+  HWY_INLINE void Load(const std::uint8_t* p) {
+    const DU du;
+    const hn::Repartition<std::uint8_t, DU> db;
+    const VU words = hn::LoadU(du, reinterpret_cast<const std::uint32_t*>(p));
+    const VU mask = hn::Set(du, 0x0f0f0f0fU);
+    const auto table =
+        hn::LoadDup128(db, reinterpret_cast<const std::uint8_t*>(tables::kTwiceE2M1));
+    even = hn::BitCast(du, hn::TableLookupBytes(table, hn::BitCast(db, hn::And(words, mask))));
+    odd = hn::BitCast(
+        du, hn::TableLookupBytes(table, hn::BitCast(db, hn::And(hn::ShiftRight<4>(words), mask))));
+  }
+  template <int kElement>
+  HWY_INLINE VF Get() const {
+    constexpr int kShift = 24 - kElement / 2 * 8;
+    VU top = kElement % 2 == 0 ? even : odd;
+    if constexpr (kShift > 0) top = hn::ShiftLeft<kShift>(top);
+    if constexpr (kShift < 24) top = hn::And(top, hn::Set(DU(), 0xff000000U));
+    return hn::ConvertTo(DF(), hn::BitCast(DI(), top));
+  }
+};
+#endif
+
+// Group scales of the lanes of one part; `codes` are the scale bytes of the chunk.
+template <Format F>
+HWY_INLINE VF GroupScales(const std::uint8_t* codes, int part) {
+  const auto& table = tables::kGroupScale;
+  if constexpr (F == Format::kMXFP8) {
+    return hn::Set(DF(), table[codes[0]]);
+  } else {
+#if HWY_TARGET <= HWY_AVX3
+    (void)part;
+    std::uint32_t four = 0;
+    std::memcpy(&four, codes, 4);
+    // Byte g to bits 16..23 of lanes 4g to 4g + 3, then up into the exponent.
+    const __m512i pick = _mm512_set_epi32(  //
+        static_cast<int>(0x80038080U), static_cast<int>(0x80038080U), static_cast<int>(0x80038080U),
+        static_cast<int>(0x80038080U), static_cast<int>(0x80028080U), static_cast<int>(0x80028080U),
+        static_cast<int>(0x80028080U), static_cast<int>(0x80028080U), static_cast<int>(0x80018080U),
+        static_cast<int>(0x80018080U), static_cast<int>(0x80018080U), static_cast<int>(0x80018080U),
+        static_cast<int>(0x80008080U), static_cast<int>(0x80008080U), static_cast<int>(0x80008080U),
+        static_cast<int>(0x80008080U));
+    const __m512i bytes = _mm512_shuffle_epi8(_mm512_set1_epi32(static_cast<int>(four)), pick);
+    const __m512i exponent = _mm512_slli_epi32(bytes, 7);
+    return VF{_mm512_castsi512_ps(_mm512_max_epu32(exponent, _mm512_set1_epi32(0x00400000)))};
+#elif HWY_TARGET == HWY_AVX2
+    return VF{_mm256_blend_ps(_mm256_set1_ps(table[codes[part * 2]]),
+                              _mm256_set1_ps(table[codes[part * 2 + 1]]), 0xf0)};
+#else
+    static_assert(kN == 4);
+    return hn::Set(DF(), table[codes[part]]);
+#endif
+  }
+}
+
+// Lanes l and l + 8 added, then + 4, + 2, + 1.
+HWY_INLINE float Tree(const float* HWY_RESTRICT lanes) {
+  const hn::FixedTag<float, 4> d4;
+  const auto low = hn::Add(hn::LoadU(d4, lanes), hn::LoadU(d4, lanes + 8));
+  const auto high = hn::Add(hn::LoadU(d4, lanes + 4), hn::LoadU(d4, lanes + 12));
+  float x[4];
+  hn::StoreU(hn::Add(low, high), d4, x);
+  return (x[0] + x[2]) + (x[1] + x[3]);
+}
+
+}  // namespace monolayer::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

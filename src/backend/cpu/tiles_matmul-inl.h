@@ -1,0 +1,322 @@
+// The matrix product of every format, compiled once per instruction set.
+#if defined(MONOLAYER_TILES_MATMUL_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MONOLAYER_TILES_MATMUL_INL_H_
+#undef MONOLAYER_TILES_MATMUL_INL_H_
+#else
+#define MONOLAYER_TILES_MATMUL_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "backend/cpu/tiles_decode-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace monolayer::cpu::HWY_NAMESPACE {
+
+// Rows of one call are taken kRows at a time, so that they share the loads of the activation.
+constexpr int kRows = 2;
+// With several activations: this many share one decoded part,
+constexpr int kBatch = 4;
+// over columns of which kBatch permuted activations stay in the first-level cache,
+constexpr std::int64_t kBlockColumns = 1024;
+// with the lanes of this many outputs kept aside (64 KB).
+constexpr std::int64_t kTileRows = 16;
+constexpr std::int64_t kTileBatch = 64;
+
+template <Format F>
+struct Shape {
+  static constexpr bool kMX = F == Format::kMXFP8 || F == Format::kMXFP4;
+  static constexpr bool kHasNaNCodes = F == Format::kMXFP8 || F == Format::kE4M3;
+  static constexpr int kPerWord = static_cast<int>(values_per_word(F));
+  static constexpr int kChunkColumns = 16 * kPerWord;
+  static constexpr int kChunkBytes = 16 * Decoder<F>::kWordBytes;
+  static constexpr int kChunkScales = kMX ? kChunkColumns / 32 : 0;
+};
+
+// One stored row from its first column in the range.
+struct Row {
+  const std::uint8_t* data;
+  const std::uint8_t* scales;
+};
+
+template <Format F, int kR, int kB, int kElement>
+HWY_INLINE void Elements(const Decoder<F>* decoders, const float* HWY_RESTRICT x,
+                         std::int64_t x_stride, VF* HWY_RESTRICT t) {
+  VF values[kR];
+#pragma GCC unroll 8
+  for (int r = 0; r < kR; ++r) values[r] = decoders[r].template Get<kElement>();
+#pragma GCC unroll 8
+  for (int b = 0; b < kB; ++b) {
+    const VF xv = hn::LoadU(DF(), x + b * x_stride + kElement * 16);
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) {
+      VF& sum = t[r * kB + b];
+      sum =
+          Shape<F>::kMX && kElement == 0 ? hn::Mul(values[r], xv) : hn::MulAdd(values[r], xv, sum);
+    }
+  }
+  if constexpr (kElement + 1 < Shape<F>::kPerWord) {
+    Elements<F, kR, kB, kElement + 1>(decoders, x, x_stride, t);
+  }
+}
+
+// acc[r * acc_row + b * 16 + lane] continues over `chunks` whole chunks of kR rows and kB
+// activations. Returns a bit per row: whether a NaN code was seen.
+template <Format F, int kR, int kB>
+HWY_INLINE unsigned Block(const Row* rows, std::int64_t chunks, std::int64_t ahead,
+                          const float* HWY_RESTRICT x, std::int64_t x_stride,
+                          float* HWY_RESTRICT acc, std::int64_t acc_row) {
+  using S = Shape<F>;
+  const DF df;
+  const DBytesOf16 dbytes;
+  constexpr int kOutputs = kR * kB;
+  VF sums[kOutputs * kParts];
+#pragma GCC unroll 64
+  for (int i = 0; i < kOutputs * kParts; ++i) {
+    const int output = i / kParts;
+    sums[i] = hn::LoadU(df, acc + output / kB * acc_row + output % kB * 16 + i % kParts * kN);
+  }
+  const std::uint8_t* data[kR];
+  const std::uint8_t* scales[kR];
+  hn::Vec<DBytesOf16> largest[kR];
+#pragma GCC unroll 8
+  for (int r = 0; r < kR; ++r) {
+    data[r] = rows[r].data;
+    scales[r] = rows[r].scales;
+    largest[r] = hn::Zero(dbytes);
+  }
+  for (std::int64_t c = 0; c < chunks; ++c) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) __builtin_prefetch(data[r] + ahead, 0, 2);
+#pragma GCC unroll 8
+    for (int part = 0; part < kParts; ++part) {
+      Decoder<F> decoders[kR];
+#pragma GCC unroll 8
+      for (int r = 0; r < kR; ++r) {
+        decoders[r].Load(data[r] + part * kN * Decoder<F>::kWordBytes);
+        if constexpr (S::kHasNaNCodes) {
+          const auto code =
+              hn::And(hn::BitCast(dbytes, decoders[r].words), hn::Set(dbytes, std::uint8_t{0x7f}));
+          largest[r] = hn::Max(largest[r], code);
+        }
+      }
+      VF t[kOutputs];
+      if constexpr (!S::kMX) {
+#pragma GCC unroll 64
+        for (int i = 0; i < kOutputs; ++i) t[i] = sums[i * kParts + part];
+      }
+      Elements<F, kR, kB, 0>(decoders, x + part * kN, x_stride, t);
+#pragma GCC unroll 8
+      for (int r = 0; r < kR; ++r) {
+        if constexpr (S::kMX) {
+          const VF scale = GroupScales<F>(scales[r], part);
+#pragma GCC unroll 8
+          for (int b = 0; b < kB; ++b) {
+            VF& sum = sums[(r * kB + b) * kParts + part];
+            sum = hn::MulAdd(scale, t[r * kB + b], sum);
+          }
+        } else {
+#pragma GCC unroll 8
+          for (int b = 0; b < kB; ++b) sums[(r * kB + b) * kParts + part] = t[r * kB + b];
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) {
+      data[r] += S::kChunkBytes;
+      scales[r] += S::kChunkScales;
+    }
+    x += S::kChunkColumns;
+  }
+#pragma GCC unroll 64
+  for (int i = 0; i < kOutputs * kParts; ++i) {
+    const int output = i / kParts;
+    hn::StoreU(sums[i], df, acc + output / kB * acc_row + output % kB * 16 + i % kParts * kN);
+  }
+  unsigned nan_rows = 0;
+  if constexpr (S::kHasNaNCodes) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) {
+      const auto nan_code = hn::Eq(largest[r], hn::Set(dbytes, std::uint8_t{0x7f}));
+      if (!hn::AllFalse(dbytes, nan_code)) nan_rows |= 1U << r;
+    }
+  }
+  return nan_rows;
+}
+
+// The last, partial chunk of a row, copied and filled up with zeros.
+template <Format F>
+struct Tail {
+  alignas(64) std::uint8_t data[64] = {};
+  std::uint8_t scales[4] = {};
+
+  HWY_INLINE Tail(const Row& row, std::int64_t columns) {
+    constexpr bool kNibbles = F == Format::kMXFP4;
+    const std::int64_t bytes =
+        kNibbles ? (columns + 1) / 2 : columns * Decoder<F>::kWordBytes / Shape<F>::kPerWord;
+    std::memcpy(data, row.data, static_cast<std::size_t>(bytes));
+    if (kNibbles && columns % 2 != 0) data[bytes - 1] &= 0x0f;
+    if (Shape<F>::kMX) {
+      std::memcpy(scales, row.scales, static_cast<std::size_t>((columns + 31) / 32));
+    }
+  }
+};
+
+// What a call computes, in chunks.
+template <Format F>
+struct Problem {
+  const Matrix& w;
+  std::int64_t col_begin, chunks, tail_columns;
+
+  HWY_INLINE Problem(const Matrix& matrix, std::int64_t begin, std::int64_t end)
+      : w(matrix),
+        col_begin(begin),
+        chunks((end - begin) / Shape<F>::kChunkColumns),
+        tail_columns((end - begin) % Shape<F>::kChunkColumns) {}
+
+  // Row `o` from chunk `c` on.
+  HWY_INLINE Row At(std::int64_t o, std::int64_t c) const {
+    const std::int64_t column = col_begin + c * Shape<F>::kChunkColumns;
+    Row row;
+    row.data =
+        static_cast<const std::uint8_t*>(w.data) + o * w.row_bytes +
+        (F == Format::kMXFP4 ? column / 2 : column * Decoder<F>::kWordBytes / Shape<F>::kPerWord);
+    row.scales = Shape<F>::kMX ? static_cast<const std::uint8_t*>(w.scales) +
+                                     o * w.scale_row_bytes + column / 32
+                               : nullptr;
+    return row;
+  }
+  // The output from its lanes.
+  HWY_INLINE float Finish(std::int64_t o, const float* lanes, bool nan) const {
+    float sum = Tree(lanes);
+    if (F == Format::kE4M3 && w.scales != nullptr) {
+      float factor = 0;
+      std::memcpy(&factor, static_cast<const std::uint8_t*>(w.scales) + o * 4, 4);
+      sum *= factor;
+    }
+    return nan ? std::numeric_limits<float>::quiet_NaN() : sum;
+  }
+};
+
+// kR rows times one activation.
+template <Format F, int kR>
+HWY_INLINE void RowsTimesOne(const Problem<F>& problem, std::int64_t o, const float* xp, float* y) {
+  Row rows[kR];
+  for (int r = 0; r < kR; ++r) rows[r] = problem.At(o + r, 0);
+  alignas(64) float acc[kR * 16] = {};
+  // The rows after these are fetched meanwhile.
+  unsigned nan = Block<F, kR, 1>(rows, problem.chunks, problem.w.row_bytes * kR, xp, 0, acc, 16);
+  if (problem.tail_columns != 0) {
+    const float* tail_x = xp + problem.chunks * Shape<F>::kChunkColumns;
+    for (int r = 0; r < kR; ++r) {
+      const Tail<F> tail(problem.At(o + r, problem.chunks), problem.tail_columns);
+      const Row row{tail.data, tail.scales};
+      nan |= Block<F, 1, 1>(&row, 1, 0, tail_x, 0, acc + r * 16, 16) << r;
+    }
+  }
+  for (int r = 0; r < kR; ++r) y[r] = problem.Finish(o + r, acc + r * 16, (nan >> r & 1U) != 0);
+}
+
+template <Format F>
+HWY_INLINE unsigned BlockOfBatch(const Row& row, std::int64_t chunks, std::int64_t ahead,
+                                 const float* x, std::int64_t x_stride, std::int64_t batch,
+                                 float* acc) {
+  switch (batch) {
+    case 1:
+      return Block<F, 1, 1>(&row, chunks, ahead, x, x_stride, acc, 0);
+    case 2:
+      return Block<F, 1, 2>(&row, chunks, ahead, x, x_stride, acc, 0);
+    case 3:
+      return Block<F, 1, 3>(&row, chunks, ahead, x, x_stride, acc, 0);
+    default:
+      return Block<F, 1, kBatch>(&row, chunks, ahead, x, x_stride, acc, 0);
+  }
+}
+
+// At most kTileRows rows times at most kTileBatch activations.
+template <Format F>
+void Tile(const Problem<F>& problem, std::int64_t o, std::int64_t rows, const float* xp,
+          std::int64_t x_stride, std::int64_t batch, float* y, std::int64_t y_stride) {
+  constexpr std::int64_t kBlockChunks = kBlockColumns / Shape<F>::kChunkColumns;
+  alignas(64) float acc[kTileRows * kTileBatch * 16];
+  std::memset(acc, 0, static_cast<std::size_t>(rows * kTileBatch * 16) * sizeof(float));
+  unsigned nan = 0;
+  for (std::int64_t c = 0; c < problem.chunks; c += kBlockChunks) {
+    const std::int64_t chunks = std::min(kBlockChunks, problem.chunks - c);
+    const float* x = xp + c * Shape<F>::kChunkColumns;
+    for (std::int64_t b = 0; b < batch; b += kBatch) {
+      const std::int64_t count = std::min<std::int64_t>(kBatch, batch - b);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        nan |= BlockOfBatch<F>(problem.At(o + r, c), chunks, problem.w.row_bytes, x + b * x_stride,
+                               x_stride, count, acc + (r * kTileBatch + b) * 16)
+               << r;
+      }
+    }
+  }
+  if (problem.tail_columns != 0) {
+    const float* x = xp + problem.chunks * Shape<F>::kChunkColumns;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const Tail<F> tail(problem.At(o + r, problem.chunks), problem.tail_columns);
+      for (std::int64_t b = 0; b < batch; b += kBatch) {
+        const std::int64_t count = std::min<std::int64_t>(kBatch, batch - b);
+        nan |= BlockOfBatch<F>(Row{tail.data, tail.scales}, 1, 0, x + b * x_stride, x_stride, count,
+                               acc + (r * kTileBatch + b) * 16)
+               << r;
+      }
+    }
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t b = 0; b < batch; ++b) {
+      y[b * y_stride + r] =
+          problem.Finish(o + r, acc + (r * kTileBatch + b) * 16, (nan >> r & 1U) != 0);
+    }
+  }
+}
+
+template <Format F>
+void MatmulOf(const Matrix& w, std::int64_t row_begin, std::int64_t row_end, std::int64_t col_begin,
+              std::int64_t col_end, const float* xp, std::int64_t x_stride, std::int64_t batch,
+              float* y, std::int64_t y_stride) {
+  const Problem<F> problem(w, col_begin, col_end);
+  if (batch == 1) {
+    std::int64_t o = row_begin;
+    for (; o + kRows <= row_end; o += kRows) {
+      RowsTimesOne<F, kRows>(problem, o, xp, y + (o - row_begin));
+    }
+    for (; o < row_end; ++o) RowsTimesOne<F, 1>(problem, o, xp, y + (o - row_begin));
+    return;
+  }
+  for (std::int64_t b = 0; b < batch; b += kTileBatch) {
+    for (std::int64_t o = row_begin; o < row_end; o += kTileRows) {
+      Tile<F>(problem, o, std::min(kTileRows, row_end - o), xp + b * x_stride, x_stride,
+              std::min(kTileBatch, batch - b), y + b * y_stride + (o - row_begin), y_stride);
+    }
+  }
+}
+
+void Matmul(const Matrix& w, std::int64_t row_begin, std::int64_t row_end, std::int64_t col_begin,
+            std::int64_t col_end, const float* xp, std::int64_t x_stride, std::int64_t batch,
+            float* y, std::int64_t y_stride) {
+  switch (w.format) {
+    case Format::kF32:
+      return MatmulOf<Format::kF32>(w, row_begin, row_end, col_begin, col_end, xp, x_stride, batch,
+                                    y, y_stride);
+    case Format::kBF16:
+      return MatmulOf<Format::kBF16>(w, row_begin, row_end, col_begin, col_end, xp, x_stride, batch,
+                                     y, y_stride);
+    case Format::kE4M3:
+      return MatmulOf<Format::kE4M3>(w, row_begin, row_end, col_begin, col_end, xp, x_stride, batch,
+                                     y, y_stride);
+    case Format::kMXFP8:
+      return MatmulOf<Format::kMXFP8>(w, row_begin, row_end, col_begin, col_end, xp, x_stride,
+                                      batch, y, y_stride);
+    case Format::kMXFP4:
+      return MatmulOf<Format::kMXFP4>(w, row_begin, row_end, col_begin, col_end, xp, x_stride,
+                                      batch, y, y_stride);
+  }
+}
+
+}  // namespace monolayer::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,145 @@
+#include "tiles_differential.h"
+
+#include <algorithm>
+
+namespace monolayer::cpu::test {
+namespace {
+
+using Floats = std::vector<float>;
+
+Content any_content(Random& random) {
+  return pick(random, 0, 2) == 0 ? Content::kTame : Content::kAnyBit;
+}
+
+std::string difference(const std::string& what, const Floats& a, const Floats& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!same(a[i], b[i])) {
+      char text[128];
+      std::snprintf(text, sizeof text, " [%zu]: %a (%08x) and %a (%08x)", i,
+                    static_cast<double>(a[i]), std::bit_cast<std::uint32_t>(a[i]),
+                    static_cast<double>(b[i]), std::bit_cast<std::uint32_t>(b[i]));
+      return what + text;
+    }
+  }
+  return {};
+}
+
+// Mostly short rows, where the edges are, sometimes long ones.
+std::int64_t any_length(Random& random) {
+  return pick(random, 0, 3) == 0 ? pick(random, 1, 3000) : pick(random, 1, 300);
+}
+
+std::string compare_matmul(Random& random, const Tiles& a, const Tiles& b) {
+  const Format format = kFormats[pick(random, 0, 4)];
+  const std::int64_t rows = pick(random, 1, 40);
+  const std::int64_t cols = any_length(random);
+  const std::int64_t batch = pick(random, 0, 3) == 0 ? pick(random, 1, 70) : pick(random, 1, 9);
+  const MatrixCase w(random, format, rows, cols, any_content(random), pick(random, 0, 1) == 0);
+  std::int64_t col_begin = pick(random, 0, cols - 1);
+  if (is_mx(format)) col_begin = col_begin / 32 * 32;
+  const std::int64_t col_end = pick(random, col_begin + 1, cols);
+  const std::int64_t row_begin = pick(random, 0, rows - 1);
+  const std::int64_t row_end = pick(random, row_begin + 1, rows);
+  const std::int64_t n = col_end - col_begin;
+  const std::int64_t padded = padded_columns(format, n);
+  const std::int64_t stride = padded + pick(random, 0, 9);
+  const std::int64_t y_stride = row_end - row_begin + pick(random, 0, 3);
+  const Floats x = floats(random, batch * n, any_content(random));
+  const std::string what = std::string("matmul ") + format_name(format) + " columns " +
+                           std::to_string(col_begin) + ".." + std::to_string(col_end) + " batch " +
+                           std::to_string(batch);
+
+  Floats xa(static_cast<std::size_t>(batch * stride), 9.0F);
+  Floats xb(xa);
+  Floats ya(static_cast<std::size_t>(batch * y_stride), -7.0F);
+  Floats yb(ya);
+  const auto run = [&](const Tiles& tiles, Floats& xp, Floats& y) {
+    for (std::int64_t r = 0; r < batch; ++r) {
+      tiles.permute(format, x.data() + r * n, n, xp.data() + r * stride);
+    }
+    tiles.matmul(w.view, row_begin, row_end, col_begin, col_end, xp.data(), stride, batch, y.data(),
+                 y_stride);
+  };
+  run(a, xa, ya);
+  run(b, xb, yb);
+  std::string found = difference("permute " + what, xa, xb);
+  if (found.empty()) found = difference(what, ya, yb);
+  if (!found.empty()) return found;
+
+  // The same output alone: neither its neighbours nor the batch may show.
+  const std::int64_t r = pick(random, 0, batch - 1);
+  const std::int64_t o = pick(random, row_begin, row_end - 1);
+  Floats alone(1);
+  a.matmul(w.view, o, o + 1, col_begin, col_end, xa.data() + r * stride, 0, 1, alone.data(), 1);
+  const Floats together(1, ya[static_cast<std::size_t>(r * y_stride + o - row_begin)]);
+  return difference("alone and together: " + what, alone, together);
+}
+
+std::string compare_weighted_sum(Random& random, const Tiles& a, const Tiles& b) {
+  const Format format = kFormats[pick(random, 0, 2)];
+  const std::int64_t n = pick(random, 0, 130);
+  const std::int64_t dims = pick(random, 1, 140);
+  const MatrixCase v(random, format, n, dims, any_content(random), false);
+  const Floats p = floats(random, n, any_content(random));
+  Floats out_a(static_cast<std::size_t>(dims) + 1, -7.0F);
+  Floats out_b(out_a);
+  a.weighted_sum(v.view, p.data(), out_a.data());
+  b.weighted_sum(v.view, p.data(), out_b.data());
+  return difference(std::string("weighted_sum ") + format_name(format), out_a, out_b);
+}
+
+std::string compare_rows(Random& random, const Tiles& a, const Tiles& b) {
+  const std::int64_t n = any_length(random);
+  const auto size = static_cast<std::size_t>(n);
+  const Content content = any_content(random);
+  const Floats x = floats(random, n, content);
+  const Floats z = floats(random, n, content);
+  const float scale = content == Content::kTame ? tame_float(random) : any_float(random);
+  std::vector<std::uint16_t> weight(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    weight[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(z[i]) >> 16);
+  }
+  Floats out_a(size + 2, -7.0F);
+  Floats out_b(out_a);
+  switch (pick(random, 0, 5)) {
+    case 0:
+      return difference("sum_squares", {a.sum_squares(x.data(), n)}, {b.sum_squares(x.data(), n)});
+    case 1:
+      a.scale_by_norm(x.data(), scale, weight.data(), n, out_a.data());
+      b.scale_by_norm(x.data(), scale, weight.data(), n, out_b.data());
+      return difference("scale_by_norm", out_a, out_b);
+    case 2:
+      a.swiglu(x.data(), z.data(), n, 1.702F, std::fabs(scale), 1.0F, out_a.data());
+      b.swiglu(x.data(), z.data(), n, 1.702F, std::fabs(scale), 1.0F, out_b.data());
+      return difference("swiglu", out_a, out_b);
+    case 3:
+      a.softmax_chunk(x.data(), n, out_a.data(), &out_a[size], &out_a[size + 1]);
+      b.softmax_chunk(x.data(), n, out_b.data(), &out_b[size], &out_b[size + 1]);
+      return difference("softmax_chunk", out_a, out_b);
+    case 4:
+      return difference("maximum", {a.maximum(x.data(), n)}, {b.maximum(x.data(), n)});
+    default:
+      for (std::size_t i = 0; i < size; ++i) {
+        const float argument = x[i] * static_cast<float>(pick(random, -60, 60));
+        out_a[i] = a.exponential(argument);
+        out_b[i] = b.exponential(argument);
+      }
+      return difference("exponential", out_a, out_b);
+  }
+}
+
+}  // namespace
+
+std::string compare_random_call(Random& random, const Tiles& a, const Tiles& b) {
+  switch (pick(random, 0, 3)) {
+    case 0:
+    case 1:
+      return compare_matmul(random, a, b);
+    case 2:
+      return compare_weighted_sum(random, a, b);
+    default:
+      return compare_rows(random, a, b);
+  }
+}
+
+}  // namespace monolayer::cpu::test
