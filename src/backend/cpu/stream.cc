@@ -1,0 +1,95 @@
+#include "backend/cpu/stream.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace monolayer::cpu {
+namespace {
+
+constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+
+std::int64_t buffer_bytes(StreamEffort effort) {
+  const std::int64_t cache = std::max<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 0);
+  return effort == StreamEffort::kQuick ? std::clamp(4 * cache, 64 * kMiB, 256 * kMiB)
+                                        : std::clamp(4 * cache, 256 * kMiB, 2048 * kMiB);
+}
+
+// Whole cache lines of worker `worker` of `size`.
+std::int64_t share_begin(std::int64_t bytes, int worker, int size) {
+  return bytes / 64 * worker / size * 64;
+}
+
+std::uint64_t sum_lines(const std::byte* begin, const std::byte* end) {
+  std::uint64_t sums[8] = {};
+  for (; begin < end; begin += 64) {
+    std::uint64_t words[8];
+    std::memcpy(words, begin, 64);
+    for (int i = 0; i < 8; ++i) sums[i] += words[i];
+  }
+  std::uint64_t sum = 0;
+  for (const std::uint64_t part : sums) sum += part;
+  return sum;
+}
+
+}  // namespace
+
+ReadStream::ReadStream(ThreadTeam& team, void* memory, std::int64_t bytes)
+    : team_(team), memory_(static_cast<std::byte*>(memory)), bytes_(bytes) {}
+
+ReadStream::~ReadStream() { munmap(memory_, static_cast<std::size_t>(bytes_)); }
+
+Result<std::unique_ptr<ReadStream>> ReadStream::create(ThreadTeam& team, StreamEffort effort) {
+  const std::int64_t bytes = buffer_bytes(effort);
+  void* memory = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return Status(Code::kResourceExhausted, "read stream",
+                  "no memory for a buffer of " + std::to_string(bytes) + " bytes");
+  }
+  madvise(memory, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // a wish, may be refused
+  std::unique_ptr<ReadStream> stream(new ReadStream(team, memory, bytes));
+  // Written, because untouched pages would all read from one page of zeros.
+  team.each([&](int worker) {
+    const std::int64_t begin = share_begin(bytes, worker, team.size());
+    const std::int64_t end = share_begin(bytes, worker + 1, team.size());
+    std::memset(stream->memory_ + begin, 1, static_cast<std::size_t>(end - begin));
+  });
+  return stream;
+}
+
+double ReadStream::pass() {
+  std::vector<std::uint64_t> sums(static_cast<std::size_t>(team_.size()) * 8);
+  const auto start = std::chrono::steady_clock::now();
+  team_.each([&](int worker) {
+    sums[static_cast<std::size_t>(worker) * 8] =
+        sum_lines(memory_ + share_begin(bytes_, worker, team_.size()),
+                  memory_ + share_begin(bytes_, worker + 1, team_.size()));
+  });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  std::uint64_t total = 0;
+  for (const std::uint64_t sum : sums) total += sum;
+  // Every byte is 1: a pass that skipped some would be caught.
+  const bool complete = total == 0x0101010101010101U * static_cast<std::uint64_t>(bytes_ / 8);
+  return complete && seconds.count() > 0 ? static_cast<double>(bytes_) / seconds.count() : 0;
+}
+
+double ReadStream::median(int passes) {
+  std::vector<double> rates;
+  for (int i = 0; i < std::max(passes, 1); ++i) rates.push_back(pass());
+  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
+  std::nth_element(rates.begin(), middle, rates.end());
+  return *middle;
+}
+
+Result<double> measure_stream(ThreadTeam& team, StreamEffort effort) {
+  ML_ASSIGN_OR_RETURN(const auto stream, ReadStream::create(team, effort));
+  return stream->median(effort == StreamEffort::kQuick ? 3 : 15);
+}
+
+}  // namespace monolayer::cpu
