@@ -42,7 +42,9 @@ int run(int argc, char** argv) {
   Program program;
   program.app.set_version_flag("--version", std::string("monolayer ") + MONOLAYER_VERSION);
   program.app.require_subcommand(1);
+  add_inspect(program);
   add_synth(program);
+  add_quantize(program);
   add_serve(program);
   add_completion(program);
 
