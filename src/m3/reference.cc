@@ -1,6 +1,8 @@
 #include "m3/reference.h"
 
 #include <algorithm>
+#include <cmath>
+#include <new>
 #include <string>
 
 #include "m3/reference_math.h"
@@ -29,7 +31,7 @@ struct Mlp {
   }
 };
 
-// One layer decoded to float32; dropped again after use, so that memory holds one layer at a time.
+// One layer decoded to float32.
 struct Layer {
   std::vector<float> input_norm, post_norm, q_norm, k_norm, index_q_norm, index_k_norm, router_bias;
   FloatMatrix q, k, v, o, index_q, index_k, router;
@@ -61,6 +63,31 @@ struct Layer {
   }
 };
 
+// Decoded weights are kept up to this size; a larger model is decoded anew in every forward, so
+// that memory holds one layer at a time.
+constexpr std::int64_t kKeptBytes = std::int64_t{1} << 30;
+
+std::int64_t decoded_bytes(const ModelWeights& weights) {
+  std::int64_t values = 0;
+  const auto add = [&](const QuantizedMatrix& m) { values += m.rows * m.cols; };
+  const auto add_mlp = [&](const MlpWeights& mlp) {
+    add(mlp.gate);
+    add(mlp.up);
+    add(mlp.down);
+  };
+  add(weights.lm_head);
+  for (const LayerWeights& layer : weights.layers) {
+    for (const auto* m :
+         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.index_q, &layer.index_k, &layer.router}) {
+      add(*m);
+    }
+    add_mlp(layer.dense);
+    add_mlp(layer.shared);
+    for (const MlpWeights& expert : layer.experts) add_mlp(expert);
+  }
+  return values * static_cast<std::int64_t>(sizeof(float));
+}
+
 }  // namespace
 
 struct Reference::State {
@@ -70,17 +97,49 @@ struct Reference::State {
   std::int64_t position = 0;
   // Per layer: keys and values [position, kv_width], index keys [position, index_dim].
   std::vector<std::vector<float>> keys, values, index_keys;
+  bool keep = false;
+  std::vector<std::unique_ptr<Layer>> layers;  // the last one used, or every one used so far
+  std::unique_ptr<FloatMatrix> head_matrix;
 
   State(const ModelConfig& c, const ModelWeights& w)
-      : config(c), weights(w), rope(c.rope_theta, c.rotary_dim) {
+      : config(c),
+        weights(w),
+        rope(c.rope_theta, c.rotary_dim),
+        keep(decoded_bytes(w) <= kKeptBytes),
+        layers(w.layers.size()) {
     clear();
+  }
+  void forget() {
+    head_matrix.reset();
+    for (auto& decoded : layers) decoded.reset();
+  }
+  const Layer& layer(std::size_t i) {
+    if (!keep) forget();
+    if (layers[i] == nullptr) {
+      layers[i] = std::make_unique<Layer>(weights.layers[i], config.layers[i]);
+    }
+    return *layers[i];
+  }
+  const FloatMatrix& lm_head() {
+    if (head_matrix != nullptr) return *head_matrix;
+    if (!keep) forget();
+    head_matrix = std::make_unique<FloatMatrix>(decode(weights.lm_head));
+    return *head_matrix;
   }
   void clear() {
     position = 0;
-    const auto layers = static_cast<std::size_t>(config.num_layers);
-    keys.assign(layers, {});
-    values.assign(layers, {});
-    index_keys.assign(layers, {});
+    keys.assign(layers.size(), {});
+    values.assign(layers.size(), {});
+    index_keys.assign(layers.size(), {});
+  }
+  // Drops what a forward that did not finish has appended.
+  void drop_unfinished() {
+    const auto shorten = [this](std::vector<float>& cache, std::int64_t width) {
+      cache.resize(std::min(cache.size(), static_cast<std::size_t>(position * width)));
+    };
+    for (std::vector<float>& cache : keys) shorten(cache, config.kv_width());
+    for (std::vector<float>& cache : values) shorten(cache, config.kv_width());
+    for (std::vector<float>& cache : index_keys) shorten(cache, config.index_dim);
   }
 
   // Projects one row to `heads` vectors of `dim`, norms each with `norm` and rotates it.
@@ -108,9 +167,11 @@ struct Reference::State {
     const std::vector<float>& cached = index_keys[static_cast<std::size_t>(layer)];
     std::vector<float> scores;  // of each block
     for (std::int64_t p = 0; p <= at; ++p) {
-      const float score =
+      const float product =
           dot(&index_query[static_cast<std::size_t>(g * config.index_dim)],
               &cached[static_cast<std::size_t>(p * config.index_dim)], config.index_dim);
+      // A NaN must not poison the maximum, wherever in the block it stands.
+      const float score = std::isnan(product) ? kNanScore : product;
       if (p % config.block_size == 0) scores.push_back(score);
       scores.back() = std::max(scores.back(), score);
     }
@@ -186,6 +247,10 @@ struct Reference::State {
     }
   }
 
+  Status check(std::span<const std::int32_t> tokens, std::int64_t logit_rows) const;
+  std::vector<float> run(std::span<const std::int32_t> tokens, std::int64_t logit_rows,
+                         TraceSink* sink);
+
   void report(std::int64_t layer, const std::vector<std::vector<float>>& residual,
               TraceSink* sink) const {
     if (sink == nullptr) return;
@@ -194,6 +259,57 @@ struct Reference::State {
     }
   }
 };
+
+Status Reference::State::check(std::span<const std::int32_t> tokens,
+                               std::int64_t logit_rows) const {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  if (count == 0) return {Code::kInvalidArgument, "tokens", "no tokens given"};
+  if (logit_rows < 0 || logit_rows > count) {
+    return {Code::kInvalidArgument, "logit_rows",
+            std::to_string(logit_rows) + " is outside [0, " + std::to_string(count) + "]"};
+  }
+  if (count > config.max_positions - position) {
+    return {Code::kInvalidArgument, "tokens",
+            "position " + std::to_string(position + count - 1) + " is beyond the last one, " +
+                std::to_string(config.max_positions - 1)};
+  }
+  for (const std::int32_t token : tokens) {
+    if (token < 0 || token >= config.vocab_size) {
+      return {Code::kInvalidArgument, "tokens",
+              "id " + std::to_string(token) + " is outside [0, " +
+                  std::to_string(config.vocab_size) + ")"};
+    }
+  }
+  return ok_status();
+}
+
+std::vector<float> Reference::State::run(std::span<const std::int32_t> tokens,
+                                         std::int64_t logit_rows, TraceSink* sink) {
+  const auto count = static_cast<std::int64_t>(tokens.size());
+  std::vector<std::vector<float>> residual;
+  for (const std::int32_t token : tokens) {
+    residual.emplace_back(static_cast<std::size_t>(config.hidden_size));
+    dequantize(weights.embed, token, token + 1, residual.back().data());
+  }
+  for (std::int64_t l = 0; l < config.num_layers; ++l) {
+    report(l, residual, sink);
+    const Layer& decoded = layer(static_cast<std::size_t>(l));
+    attention(l, decoded, residual, sink);
+    feed_forward(decoded, config.layers[static_cast<std::size_t>(l)].moe, residual);
+  }
+  const std::vector<float> final_norm = decode(weights.final_norm);
+  for (std::vector<float>& row : residual)
+    gemma_norm(row.data(), final_norm, config.rms_eps, row.data());
+  report(config.num_layers, residual, sink);
+
+  std::vector<float> logits(static_cast<std::size_t>(logit_rows * config.vocab_size));
+  for (std::int64_t r = 0; r < logit_rows; ++r) {
+    project(lm_head(), residual[static_cast<std::size_t>(count - logit_rows + r)].data(),
+            &logits[static_cast<std::size_t>(r * config.vocab_size)]);
+  }
+  position += count;
+  return logits;
+}
 
 Reference::Reference(const ModelConfig& config, const ModelWeights& weights)
     : state_(std::make_unique<State>(config, weights)) {}
@@ -204,54 +320,15 @@ void Reference::reset() { state_->clear(); }
 
 Result<std::vector<float>> Reference::forward(std::span<const std::int32_t> tokens,
                                               std::int64_t logit_rows, TraceSink* sink) {
-  State& s = *state_;
-  const ModelConfig& config = s.config;
-  const auto count = static_cast<std::int64_t>(tokens.size());
-  if (count == 0) return Status(Code::kInvalidArgument, "tokens", "no tokens given");
-  if (logit_rows < 0 || logit_rows > count) {
-    return Status(Code::kInvalidArgument, "logit_rows",
-                  std::to_string(logit_rows) + " is outside [0, " + std::to_string(count) + "]");
+  ML_RETURN_IF_ERROR(state_->check(tokens, logit_rows));
+  try {
+    return state_->run(tokens, logit_rows, sink);
+  } catch (const std::bad_alloc&) {
+    state_->drop_unfinished();
+    return Status(Code::kResourceExhausted, "reference forward",
+                  "not enough memory for " + std::to_string(tokens.size()) +
+                      " tokens at position " + std::to_string(state_->position));
   }
-  if (s.position + count > config.max_positions) {
-    return Status(Code::kInvalidArgument, "tokens",
-                  "position " + std::to_string(s.position + count - 1) +
-                      " is beyond the last one, " + std::to_string(config.max_positions - 1));
-  }
-  for (const std::int32_t token : tokens) {
-    if (token < 0 || token >= config.vocab_size) {
-      return Status(Code::kInvalidArgument, "tokens",
-                    "id " + std::to_string(token) + " is outside [0, " +
-                        std::to_string(config.vocab_size) + ")");
-    }
-  }
-
-  std::vector<std::vector<float>> residual;
-  for (const std::int32_t token : tokens) {
-    residual.emplace_back(static_cast<std::size_t>(config.hidden_size));
-    dequantize(s.weights.embed, token, token + 1, residual.back().data());
-  }
-  for (std::int64_t l = 0; l < config.num_layers; ++l) {
-    s.report(l, residual, sink);
-    const LayerPattern& pattern = config.layers[static_cast<std::size_t>(l)];
-    const Layer layer(s.weights.layers[static_cast<std::size_t>(l)], pattern);
-    s.attention(l, layer, residual, sink);
-    s.feed_forward(layer, pattern.moe, residual);
-  }
-  const std::vector<float> final_norm = decode(s.weights.final_norm);
-  for (std::vector<float>& row : residual)
-    gemma_norm(row.data(), final_norm, config.rms_eps, row.data());
-  s.report(config.num_layers, residual, sink);
-
-  std::vector<float> logits(static_cast<std::size_t>(logit_rows * config.vocab_size));
-  if (logit_rows > 0) {
-    const FloatMatrix head = decode(s.weights.lm_head);
-    for (std::int64_t r = 0; r < logit_rows; ++r) {
-      project(head, residual[static_cast<std::size_t>(count - logit_rows + r)].data(),
-              &logits[static_cast<std::size_t>(r * config.vocab_size)]);
-    }
-  }
-  s.position += count;
-  return logits;
 }
 
 }  // namespace monolayer::m3

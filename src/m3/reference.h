@@ -17,13 +17,15 @@ namespace monolayer::m3 {
 // float32 caches. Any chunking of forward() calls gives the same values.
 class Reference {
  public:
-  // Borrows both; weights are decoded to float32 lazily per layer or up front (`preload`).
+  // Borrows both. Weights are decoded to float32 when first used and kept if all of them fit in
+  // 1 GiB; those of a larger model are decoded again in every forward(), one layer at a time.
   Reference(const ModelConfig& config, const ModelWeights& weights);
   ~Reference();
 
   // Appends `tokens` at the current position. Returns logits of the last `logit_rows` of them,
   // [logit_rows, vocab] row-major (logit_rows <= tokens.size()). `sink` may be null.
-  // Errors: token id out of range, position beyond max_positions.
+  // Errors: no tokens, token id out of range, position beyond max_positions, out of memory; nothing
+  // is appended then.
   Result<std::vector<float>> forward(std::span<const std::int32_t> tokens, std::int64_t logit_rows,
                                      TraceSink* sink);
   std::int64_t position() const;

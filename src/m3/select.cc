@@ -18,7 +18,7 @@ void select_blocks(const SelectionRule& rule, std::span<const float> scores,
   };
   const auto score = [&](std::int32_t id) {
     const float value = scores[static_cast<std::size_t>(id)];
-    return std::isnan(value) ? -1e30F : value;
+    return std::isnan(value) ? kNanScore : value;
   };
   const auto better = [&](std::int32_t a, std::int32_t b) {
     if (rank(a) != rank(b)) return rank(a) > rank(b);

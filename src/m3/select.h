@@ -7,6 +7,9 @@
 
 namespace monolayer::m3 {
 
+// What a NaN score counts as: below every real one.
+inline constexpr float kNanScore = -1e30F;
+
 struct SelectionRule {
   std::int64_t topk_blocks = 0;   // at most this many, forced ones included
   std::int64_t init_blocks = 0;   // forced: the first ones
@@ -15,7 +18,7 @@ struct SelectionRule {
 
 // scores[b]: pooled score of block b; the row's own block is the last one. Forced blocks first
 // (local before init if they do not all fit), then the best scores; the lower id wins ties and NaN
-// counts as -1e30. Writes the chosen ids ascending to `ids`: min(topk_blocks, scores.size()) of
+// counts as kNanScore. Writes the chosen ids ascending to `ids`: min(topk_blocks, scores.size()) of
 // them.
 void select_blocks(const SelectionRule& rule, std::span<const float> scores,
                    std::vector<std::int32_t>& ids);
