@@ -144,10 +144,32 @@ static Result<QuantizedMatrix> assemble(const Checkpoint& checkpoint, const std:
   return make_mx(*weight, *scale, WeightFormat::kMXFP8);
 }
 
+// Whether `config` lets a matrix packed from `parts` (or a plain one, without parts) be `format`.
+static Result<bool> allows_packed(const QuantizationConfig& config, std::string_view module,
+                                  std::span<const std::string> parts, WeightFormat format) {
+  bool all_parts = !parts.empty();
+  bool alike = true;
+  for (const std::string& part : parts) {
+    ML_ASSIGN_OR_RETURN(const bool allowed, config.allows(part, format));
+    all_parts = all_parts && allowed;
+    ML_ASSIGN_OR_RETURN(const WeightFormat first, config.format_for(parts.front()));
+    ML_ASSIGN_OR_RETURN(const WeightFormat own, config.format_for(part));
+    alike = alike && first == own;
+  }
+  if (all_parts) return true;
+  return alike ? config.allows(module, format) : Result<bool>(false);
+}
+
 Result<QuantizedMatrix> find_matrix(const Checkpoint& checkpoint, const QuantizationConfig& config,
                                     std::string_view module, ValueCheck check) {
+  return find_matrix(checkpoint, config, module, {}, check);
+}
+
+Result<QuantizedMatrix> find_matrix(const Checkpoint& checkpoint, const QuantizationConfig& config,
+                                    std::string_view module, std::span<const std::string> parts,
+                                    ValueCheck check) {
   ML_ASSIGN_OR_RETURN(QuantizedMatrix matrix, assemble(checkpoint, std::string(module)));
-  ML_ASSIGN_OR_RETURN(const bool allowed, config.allows(module, matrix.format));
+  ML_ASSIGN_OR_RETURN(const bool allowed, allows_packed(config, module, parts, matrix.format));
   if (!allowed) {
     ML_ASSIGN_OR_RETURN(const WeightFormat wanted, config.format_for(module));
     return refuse(matrix.weight,
@@ -155,7 +177,8 @@ Result<QuantizedMatrix> find_matrix(const Checkpoint& checkpoint, const Quantiza
                       std::string(dtype_name(matrix.weight.dtype)) + "), but " +
                       (config.method().empty() ? "without a quantization_config"
                                                : "quantization_config of " + config.file()) +
-                      " says " + std::string(format_name(wanted)));
+                      " says " + std::string(format_name(wanted)) +
+                      (parts.empty() ? "" : ", or treats its parts differently"));
   }
   ML_RETURN_IF_ERROR(check_values(matrix, check));
   return matrix;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -50,6 +51,12 @@ enum class ValueCheck : std::uint8_t {
 // scheme this build does not read.
 Result<QuantizedMatrix> find_matrix(const Checkpoint& checkpoint, const QuantizationConfig& config,
                                     std::string_view module, ValueCheck check = ValueCheck::kAll);
+
+// The same for a matrix packed from several modules, which `config` may name instead: its format
+// must be allowed for all `parts`, or for `module` while the parts are configured alike.
+Result<QuantizedMatrix> find_matrix(const Checkpoint& checkpoint, const QuantizationConfig& config,
+                                    std::string_view module, std::span<const std::string> parts,
+                                    ValueCheck check);
 
 // kInvalidFile naming the tensor unless the matrix is [rows, cols].
 Status expect_matrix(const QuantizedMatrix& matrix, std::int64_t rows, std::int64_t cols);

@@ -1,3 +1,4 @@
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -19,18 +20,27 @@ constexpr Prefix kPrefixes[] = {
     {"model.", "lm_head"},                                // text only
 };
 
+// Names of the three matrices; what is stored under none of them is reported under the first.
+struct MlpNames {
+  const char *gate, *up, *down;
+};
+constexpr MlpNames kProjections = {"gate_proj", "up_proj", "down_proj"};
+constexpr MlpNames kNumbered = {"w1", "w3", "w2"};
+
 MlpWeights bind_mlp(TensorFinder& find, const std::string& base, std::int64_t width,
-                    std::int64_t hidden) {
+                    std::int64_t hidden, const MlpNames& first = kProjections) {
+  const MlpNames& second = &first == &kNumbered ? kProjections : kNumbered;
   MlpWeights mlp;
   if (find.has(base + "gate_up_proj")) {
-    const QuantizedMatrix packed = find.matrix(base + "gate_up_proj", 2 * width, hidden);
+    const QuantizedMatrix packed = find.matrix(base + "gate_up_proj", 2 * width, hidden,
+                                               {base + "gate_proj", base + "up_proj"});
     mlp.gate = find.rows_of(packed, 0, width);
     mlp.up = find.rows_of(packed, width, width);
   } else {
-    mlp.gate = find.matrix(find.first_of({base + "gate_proj", base + "w1"}), width, hidden);
-    mlp.up = find.matrix(find.first_of({base + "up_proj", base + "w3"}), width, hidden);
+    mlp.gate = find.matrix(find.first_of({base + first.gate, base + second.gate}), width, hidden);
+    mlp.up = find.matrix(find.first_of({base + first.up, base + second.up}), width, hidden);
   }
-  mlp.down = find.matrix(find.first_of({base + "down_proj", base + "w2"}), hidden, width);
+  mlp.down = find.matrix(find.first_of({base + first.down, base + second.down}), hidden, width);
   return mlp;
 }
 
@@ -42,8 +52,13 @@ void bind_attention(TensorFinder& find, const ModelConfig& config, bool sparse,
   if (find.has(base + "qkv_proj")) {
     // Row order q, k, v, and in engines that fuse the index branch: index q, index k.
     index_is_packed = sparse && find.first_axis(base + "qkv_proj") == q + 2 * kv + iq + ik;
+    std::vector<std::string> parts = {base + "q_proj", base + "k_proj", base + "v_proj"};
+    if (index_is_packed) {
+      parts.push_back(base + "index_q_proj");
+      parts.push_back(base + "index_k_proj");
+    }
     const QuantizedMatrix packed =
-        find.matrix(base + "qkv_proj", q + 2 * kv + (index_is_packed ? iq + ik : 0), hidden);
+        find.matrix(base + "qkv_proj", q + 2 * kv + (index_is_packed ? iq + ik : 0), hidden, parts);
     layer.q = find.rows_of(packed, 0, q);
     layer.k = find.rows_of(packed, q, kv);
     layer.v = find.rows_of(packed, q + kv, kv);
@@ -134,7 +149,8 @@ void bind_moe(TensorFinder& find, const ModelConfig& config, const std::string& 
   } else {
     const auto expert = [&](std::int64_t e) { return stack + std::to_string(e) + "."; };
     for (std::int64_t e = 0; e < experts; ++e) {
-      layer.experts.push_back(bind_mlp(find, expert(e), config.expert_width, config.hidden_size));
+      layer.experts.push_back(
+          bind_mlp(find, expert(e), config.expert_width, config.hidden_size, kNumbered));
     }
     if (shared_is_last &&
         (find.has(expert(experts) + "w1") || find.has(expert(experts) + "gate_proj") ||
@@ -147,6 +163,25 @@ void bind_moe(TensorFinder& find, const ModelConfig& config, const std::string& 
     layer.shared = bind_mlp(find, shared.empty() ? base + "shared_experts." : shared,
                             config.shared_width, config.hidden_size);
   }
+}
+
+// With tied embeddings a stored head is redundant and must be the same table.
+QuantizedMatrix bind_head(TensorFinder& find, const ModelConfig& config, const char* name,
+                          const QuantizedMatrix& embed) {
+  if (!config.tie_word_embeddings) {
+    return find.matrix(name, config.vocab_size, config.hidden_size);
+  }
+  if (find.has(name)) {
+    const QuantizedMatrix head = find.matrix(name, config.vocab_size, config.hidden_size);
+    const TensorView &a = head.weight, &b = embed.weight;
+    if (!a.empty() && !b.empty() &&
+        (a.dtype != b.dtype || a.bytes != b.bytes || std::memcmp(a.data, b.data, a.bytes) != 0)) {
+      find.fail(Status(Code::kInvalidFile, std::string(a.file),
+                       "tensor '" + std::string(a.name) +
+                           "' differs from the embedding although tie_word_embeddings is true"));
+    }
+  }
+  return embed;
 }
 
 }  // namespace
@@ -168,11 +203,7 @@ Result<ModelWeights> bind_weights(const ModelConfig& config, const Checkpoint& c
   weights.layout = model + "*";
   weights.embed = find.plain(model + "embed_tokens", config.vocab_size, config.hidden_size);
   weights.final_norm = find.vector(model + "norm.weight", DType::kBF16, config.hidden_size);
-  if (config.tie_word_embeddings && !find.has(prefix->head)) {
-    weights.lm_head = weights.embed;
-  } else {
-    weights.lm_head = find.matrix(prefix->head, config.vocab_size, config.hidden_size);
-  }
+  weights.lm_head = bind_head(find, config, prefix->head, weights.embed);
 
   for (std::int64_t i = 0; i < config.num_layers; ++i) {
     const std::string base = model + "layers." + std::to_string(i) + ".";

@@ -51,13 +51,8 @@ void TensorFinder::use(const QuantizedMatrix& matrix) {
   if (!matrix.scale.empty()) used_.emplace(matrix.scale.name);
 }
 
-QuantizedMatrix TensorFinder::matrix(const std::string& module, std::int64_t rows,
+QuantizedMatrix TensorFinder::accept(Result<QuantizedMatrix> found, std::int64_t rows,
                                      std::int64_t cols) {
-  if (!has(module)) {
-    missing_.push_back(module + ".weight");
-    return {};
-  }
-  Result<QuantizedMatrix> found = find_matrix(checkpoint_, formats_, module, check_);
   if (!found.ok()) {
     fail(found.status());
     return {};
@@ -70,13 +65,25 @@ QuantizedMatrix TensorFinder::matrix(const std::string& module, std::int64_t row
   return *std::move(found);
 }
 
+QuantizedMatrix TensorFinder::matrix(const std::string& module, std::int64_t rows,
+                                     std::int64_t cols, const std::vector<std::string>& parts) {
+  if (!has(module)) {
+    missing_.push_back(module + ".weight");
+    return {};
+  }
+  return accept(find_matrix(checkpoint_, formats_, module, parts, check_), rows, cols);
+}
+
 QuantizedMatrix TensorFinder::plain(const std::string& module, std::int64_t rows,
                                     std::int64_t cols) {
-  QuantizedMatrix found = matrix(module, rows, cols);
-  if (!found.empty() && found.format != WeightFormat::kPlain) {
-    fail(Status(Code::kUnsupported, std::string(found.weight.name),
-                "is stored as " + std::string(format_name(found.format)) +
-                    "; this matrix must not be quantised"));
+  const TensorView* stored = checkpoint_.find(module + ".weight");
+  if (stored == nullptr) {
+    missing_.push_back(module + ".weight");
+    return {};
+  }
+  QuantizedMatrix found = accept(plain_matrix(*stored), rows, cols);
+  if (!found.empty()) {
+    if (const Status values = check_values(found, check_); !values.ok()) fail(values);
   }
   return found;
 }
@@ -116,6 +123,12 @@ TensorView TensorFinder::vector(const std::string& name, DType dtype, std::int64
   used_.emplace(found->name);
   Status status = expect_dtype(*found, dtype);
   if (status.ok()) status = expect_shape(*found, {n});
+  if (status.ok()) {
+    // Few and small: their values are always looked at.
+    QuantizedMatrix row{WeightFormat::kPlain, 1, n, *found, {}};
+    row.weight.shape = {1, n};
+    status = check_values(row, ValueCheck::kAll);
+  }
   if (!status.ok()) {
     fail(status);
     return {};

@@ -29,8 +29,10 @@ class TensorFinder {
   std::string first_of(std::initializer_list<std::string> names) const;
 
   // A matrix of exactly [rows, cols].
-  QuantizedMatrix matrix(const std::string& module, std::int64_t rows, std::int64_t cols);
-  // The same, but stored without quantisation as BF16 or F32.
+  // `parts`: the modules it is packed from, by which the quantisation config may know it.
+  QuantizedMatrix matrix(const std::string& module, std::int64_t rows, std::int64_t cols,
+                         const std::vector<std::string>& parts = {});
+  // A matrix that is never quantised and that the quantisation config does not speak of.
   QuantizedMatrix plain(const std::string& module, std::int64_t rows, std::int64_t cols);
   // A stack of matrices [count, rows, cols] seen as [count * rows, cols].
   QuantizedMatrix stack(const std::string& module, std::int64_t count, std::int64_t rows,
@@ -43,12 +45,15 @@ class TensorFinder {
   // Length of the first axis of "<module>[.weight]", 0 if it is not stored or a scalar.
   std::int64_t first_axis(const std::string& module) const;
 
+  // Keeps `status` if it is the first fault.
+  void fail(const Status& status);
+
   // ok, or what was wrong: the first fault, else the missing and unexpected names with their
   // counts. `ignored` gets the stored names that are unused on purpose.
   Status finish(std::vector<std::string>& ignored) const;
 
  private:
-  void fail(const Status& status);
+  QuantizedMatrix accept(Result<QuantizedMatrix> found, std::int64_t rows, std::int64_t cols);
   void use(const QuantizedMatrix& matrix);
 
   const Checkpoint& checkpoint_;
