@@ -1,10 +1,12 @@
 // Paged caches of the CPU backend: pages of 128 tokens, one block id for K, V and index keys.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "backend/cpu/tiles.h"
 #include "core/dtype.h"
 #include "core/status.h"
 #include "m3/config.h"
@@ -14,7 +16,7 @@ namespace monolayer::cpu {
 struct CacheOptions {
   DType kv = DType::kBF16;                          // kBF16 or kE4M3
   DType index = DType::kBF16;                       // kBF16 or kE4M3
-  float k_scale = 1, v_scale = 1, index_scale = 1;  // E4M3: stored = value / scale
+  float k_scale = 1, v_scale = 1, index_scale = 1;  // E4M3: stored = value / scale; finite, > 0
 };
 
 // Views of one layer's cache memory; entries are [page][kv_head][128][head_dim] for K and V, and
@@ -28,22 +30,42 @@ class CachePool {
  public:
   // Bytes of one page over all layers.
   static std::int64_t page_bytes(const m3::ModelConfig& config, const CacheOptions& options);
-  // kResourceExhausted, with both figures and the longest context that fits, before allocating.
+  // kResourceExhausted, with both figures and the longest context that fits, before allocating;
+  // kUnsupported for a cache type other than BF16 or E4M3.
   static Result<std::unique_ptr<CachePool>> create(const m3::ModelConfig& config,
                                                    const CacheOptions& options, std::int64_t pages);
   ~CachePool();
+  CachePool(const CachePool&) = delete;
+  CachePool& operator=(const CachePool&) = delete;
 
   const CacheOptions& options() const { return options_; }
   std::int64_t pages() const { return pages_; }
   const LayerCache& layer(std::int64_t i) const { return layers_[static_cast<std::size_t>(i)]; }
+  std::int64_t layers() const { return static_cast<std::int64_t>(layers_.size()); }
+
+  // Rows = the 128 tokens of one page, as the tile functions read them.
+  Matrix k_page(std::int64_t layer, std::int32_t page, std::int64_t kv_head) const;
+  Matrix v_page(std::int64_t layer, std::int32_t page, std::int64_t kv_head) const;
+  Matrix index_page(std::int64_t layer, std::int32_t page) const;
+
+  // The whole pool, for tests that poison or compare it.
+  std::byte* memory() const { return memory_; }
+  std::size_t bytes() const { return bytes_; }
+  // Whether this pool was made for a model of these shapes.
+  bool fits(const m3::ModelConfig& config) const;
 
  private:
   CachePool() = default;
   CacheOptions options_;
-  std::int64_t pages_ = 0;
+  std::int64_t pages_ = 0, kv_heads_ = 0, head_dim_ = 0, index_dim_ = 0;
   std::byte* memory_ = nullptr;
   std::size_t bytes_ = 0;
   std::vector<LayerCache> layers_;
 };
+
+// The stored format of a cache type.
+inline Format cache_format(DType dtype) {
+  return dtype == DType::kE4M3 ? Format::kE4M3 : Format::kBF16;
+}
 
 }  // namespace monolayer::cpu

@@ -1,0 +1,39 @@
+// Aligned scratch memory that grows and is never cleared.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+namespace monolayer::cpu {
+
+// Contents are undefined after reserve(). Throws std::bad_alloc; callers own the boundary.
+template <typename T>
+class Buffer {
+ public:
+  void reserve(std::int64_t count) {
+    if (count <= capacity_) return;
+    memory_.reset();
+    capacity_ = 0;
+    const auto n = static_cast<std::size_t>(count);
+    if (n > SIZE_MAX / sizeof(T) - kAlign) throw std::bad_alloc();
+    const std::size_t bytes = (n * sizeof(T) + kAlign - 1) / kAlign * kAlign;
+    memory_.reset(static_cast<T*>(std::aligned_alloc(kAlign, bytes)));
+    if (memory_ == nullptr) throw std::bad_alloc();
+    capacity_ = count;
+  }
+  T* data() { return memory_.get(); }
+  const T* data() const { return memory_.get(); }
+  std::int64_t bytes() const { return capacity_ * static_cast<std::int64_t>(sizeof(T)); }
+
+ private:
+  static constexpr std::size_t kAlign = 64;
+  struct Free {
+    void operator()(T* p) const { std::free(p); }  // NOLINT: paired with aligned_alloc
+  };
+  std::unique_ptr<T, Free> memory_;
+  std::int64_t capacity_ = 0;
+};
+
+}  // namespace monolayer::cpu

@@ -1,0 +1,77 @@
+#include "backend/cpu/native.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+
+#include "backend/cpu/head.h"
+#include "backend/cpu/native_chain.h"
+
+namespace monolayer::cpu {
+namespace {
+
+void add(const Traffic& from, Traffic& to) {
+  to.weights += from.weights;
+  to.kv_read += from.kv_read;
+  to.index_read += from.index_read;
+  to.cache_written += from.cache_written;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Native>> Native::create(const m3::ModelConfig& config,
+                                               const m3::ModelWeights& weights, ThreadTeam& team,
+                                               const NativeOptions& options) {
+  if (options.prefill_tile < 1) {
+    return Status(Code::kInvalidArgument, "prefill_tile",
+                  std::to_string(options.prefill_tile) + ", at least 1");
+  }
+  const Tiles* tiles = options.tiles != nullptr ? options.tiles : find_tiles("");
+  if (tiles == nullptr) return Status(Code::kInternal, "tiles", "no variant runs here");
+  try {
+    ML_ASSIGN_OR_RETURN(ModelView view, view_model(config, weights));
+    return std::unique_ptr<Native>(
+        std::make_unique<NativeChain>(config, std::move(view), team, *tiles, options.prefill_tile));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kResourceExhausted, "native chain", "no memory for the model's tables");
+  }
+}
+
+NativeChain::NativeChain(const m3::ModelConfig& config, ModelView view, ThreadTeam& team,
+                         const Tiles& tiles, std::int64_t row_tile)
+    : config_(config),
+      view_(std::move(view)),
+      team_(team),
+      tiles_(tiles),
+      row_tile_(row_tile),
+      rope_(config.rope_theta, config.rotary_dim),
+      scratch_(static_cast<std::size_t>(team.size())) {}
+
+Status NativeChain::step(std::span<const StepSequence> sequences, CachePool& cache,
+                         std::vector<float>& logits, m3::TraceSink* sink) {
+  if (!cache.fits(config_)) {
+    return {Code::kInvalidArgument, "cache", "the pool was made for another model"};
+  }
+  try {
+    ML_RETURN_IF_ERROR(plan_.build(sequences, config_, cache));
+    const StepContext step{config_, tiles_, plan_, cache, act_, row_tile_};
+    logits.resize(static_cast<std::size_t>(plan_.logit_rows() * config_.vocab_size));
+    for (WorkerScratch& scratch : scratch_) scratch.traffic = {};
+    run(step, logits, sink);
+  } catch (const std::bad_alloc&) {
+    return {Code::kResourceExhausted, "step",
+            "no memory for the activations of " + std::to_string(plan_.rows()) + " rows"};
+  }
+  last_ = {};
+  for (const WorkerScratch& scratch : scratch_) add(scratch.traffic, last_);
+  add(last_, total_);
+
+  const std::int64_t bad = first_non_finite(logits, {0, static_cast<std::int64_t>(logits.size())});
+  if (bad < 0) return {};
+  const PlannedRow& row = plan_.row(plan_.logit_row(bad / config_.vocab_size));
+  return {Code::kInternal, "logits",
+          "not finite at position " + std::to_string(row.position) + " of sequence " +
+              std::to_string(row.sequence) + ", token " + std::to_string(bad % config_.vocab_size)};
+}
+
+}  // namespace monolayer::cpu

@@ -1,0 +1,200 @@
+#include "backend/cpu/native_chain.h"
+
+#include <algorithm>
+
+#include "backend/cpu/head.h"
+#include "backend/cpu/index_select.h"
+#include "backend/cpu/matmul_rows.h"
+#include "backend/cpu/qkv.h"
+#include "backend/cpu/row_stages.h"
+
+namespace monolayer::cpu {
+namespace {
+
+// Hidden values of every row, under its absolute position.
+void trace_rows(const StepContext& step, std::int64_t layer, const float* values,
+                m3::TraceSink* sink) {
+  if (sink == nullptr) return;
+  const std::int64_t n = step.config.hidden_size;
+  for (std::int64_t r = 0; r < step.plan.rows(); ++r) {
+    sink->hidden(layer, step.plan.row(r).position, {values + r * n, static_cast<std::size_t>(n)});
+  }
+}
+
+}  // namespace
+
+void NativeChain::reserve(const StepContext& step) {
+  const m3::ModelConfig& c = config_;
+  const std::int64_t rows = plan_.rows();
+  act_.hidden.reserve(rows * c.hidden_size);
+  act_.normed.reserve(rows * c.hidden_size);
+  act_.rope.reserve(rows * c.rotary_dim);
+  unsigned kinds = 1U << activation_kind(view_.lm_head.format);
+  std::int64_t attended = 0;
+  bool sparse = false;
+  for (const LayerView& layer : view_.layers) {
+    kinds |= qkv_kinds(layer) | mlp_kinds(layer);
+    attended = std::max(attended, SplitLayout(layer.o.format, layer.o.cols).size());
+    sparse |= layer.sparse;
+  }
+  for (int kind = 0; kind < kActivationKinds; ++kind) {
+    if ((kinds >> kind & 1U) == 0) continue;
+    act_.rows[static_cast<std::size_t>(kind)].reserve(rows * permuted_size(kind, c.hidden_size));
+  }
+  act_.projected.reserve(rows * QkvColumns(c, sparse).size);
+  const CacheOptions& cache = step.cache.options();
+  act_.q.reserve(rows * c.num_heads * padded_columns(cache_format(cache.kv), c.head_dim));
+  act_.attended.reserve(rows * attended);
+  act_.attention_state.reserve(rows * c.num_heads * (c.head_dim + 2));
+  if (sparse) {
+    act_.index_q.reserve(rows * c.index_heads *
+                         padded_columns(cache_format(cache.index), c.index_dim));
+    act_.block_ids.reserve(rows * c.index_heads * c.topk_blocks);
+  }
+  act_.router_logits.reserve(rows * c.num_experts);
+  chosen_.resize(static_cast<std::size_t>(rows * c.experts_per_token));
+  reserve_scratch(std::max(
+      {c.head_dim, c.index_dim, c.num_experts, split_scratch(step), gate_up_scratch(step)}));
+}
+
+void NativeChain::run(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink) {
+  reserve(step);
+  each_share(plan_.rows(), [&](Range rows, WorkerScratch&) {
+    embed_rows(step, view_.embed, rows);
+    fill_rope(step, rope_, rows);
+  });
+  for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+    trace_rows(step, layer, act_.hidden.data(), sink);
+    attention_block(step, layer, sink);
+    mlp_block(step, layer);
+  }
+  head(step, logits, sink);
+}
+
+void NativeChain::attention_block(const StepContext& step, std::int64_t layer,
+                                  m3::TraceSink* sink) {
+  const LayerView& view = view_.layers[static_cast<std::size_t>(layer)];
+  const unsigned kinds = qkv_kinds(view);
+  each_share(plan_.rows(),
+             [&](Range rows, WorkerScratch&) { norm_rows(step, view.input_norm, kinds, rows); });
+  each_work(qkv_work(view), [&](std::int64_t item, Range out, WorkerScratch& scratch) {
+    project_qkv(step, view, item, out, scratch.traffic);
+  });
+  each_share(plan_.rows() * heads_of_row(config_, view.sparse),
+             [&](Range heads, WorkerScratch& scratch) {
+               finish_heads(step, view, layer, heads, scratch.floats.data(), scratch.traffic);
+             });
+  if (view.sparse) select(step, layer, sink);
+  attend(step, layer);
+}
+
+void NativeChain::select(const StepContext& step, std::int64_t layer, m3::TraceSink* sink) {
+  reserve_scratch(score_scratch(config_));
+  for (std::int64_t begin = 0; begin < plan_.rows();) {
+    const ScoreSlab slab = next_score_slab(step, begin);
+    for (WorkerScratch& scratch : scratch_) {
+      scratch.ids.reserve(static_cast<std::size_t>(slab.blocks));
+    }
+    act_.block_scores.reserve(slab.rows.size() * config_.index_heads * slab.blocks);
+    const std::vector<ScoreTile> tiles = score_tiles(step, slab, sink != nullptr);
+    each_work(score_work(step, tiles), [&](std::int64_t item, Range pages, WorkerScratch& scratch) {
+      score_pages(step, layer, slab, tiles[static_cast<std::size_t>(item)].tile, pages,
+                  scratch.floats.data(), scratch.traffic);
+    });
+    each_share(slab.rows.size() * config_.index_heads, [&](Range pairs, WorkerScratch& scratch) {
+      select_blocks(step, slab, pairs, scratch.ids);
+    });
+    if (sink != nullptr) trace_blocks(step, slab, layer, *sink);
+    begin = slab.rows.end;
+  }
+}
+
+void NativeChain::attend(const StepContext& step, std::int64_t layer) {
+  const LayerView& view = view_.layers[static_cast<std::size_t>(layer)];
+  const SplitLayout layout(view.o.format, view.o.cols);
+  const AttentionPlan plan = plan_attention(step, view.sparse);
+  act_.attention_partials.reserve(plan.wave * plan.partial_floats);
+  reserve_scratch(attention_scratch(step, plan));
+  for (std::int64_t begin = 0; begin < plan.units; begin += plan.wave) {
+    const Range wave{begin, std::min(plan.units, begin + plan.wave)};
+    each_share(wave.size(), [&](Range units, WorkerScratch& scratch) {
+      attend_units(step, plan, layer, begin, {begin + units.begin, begin + units.end},
+                   scratch.floats.data(), scratch.traffic);
+    });
+    each_share(merge_pairs(step, plan, wave), [&](Range pairs, WorkerScratch& scratch) {
+      merge_units(step, plan, layout, wave, pairs, scratch.floats.data());
+    });
+  }
+  SplitTerm term;
+  term.w = &view.o;
+  term.layout = &layout;
+  term.x = act_.attended.data();
+  term.count = plan_.rows();
+  add_down(step, {&term, 1});
+}
+
+void NativeChain::mlp_block(const StepContext& step, std::int64_t layer) {
+  const LayerView& view = view_.layers[static_cast<std::size_t>(layer)];
+  const unsigned kinds = mlp_kinds(view);
+  each_share(plan_.rows(),
+             [&](Range rows, WorkerScratch&) { norm_rows(step, view.post_norm, kinds, rows); });
+  if (view.moe) {
+    WorkList router(4);
+    router.add(view.router.rows, stored_row_bytes(view.router));
+    each_work(router, [&](std::int64_t, Range experts, WorkerScratch& scratch) {
+      router_logits(step, view, experts, scratch.traffic);
+    });
+    each_share(plan_.rows(), [&](Range rows, WorkerScratch& scratch) {
+      for (std::int64_t r = rows.begin; r < rows.end; ++r) {
+        route_row(step, view, r, scratch.floats.data(),
+                  chosen_.data() + r * config_.experts_per_token);
+      }
+    });
+    plan_experts(step, view, chosen_.data(), mlp_);
+  } else {
+    plan_dense(step, view, mlp_);
+  }
+  act_.mlp.reserve(mlp_.slots() * mlp_.slot_stride);
+  for (int kind = 0; kind < kActivationKinds; ++kind) {
+    if ((mlp_.gather_kinds >> kind & 1U) == 0) continue;
+    act_.gathered[static_cast<std::size_t>(kind)].reserve(mlp_.slots() *
+                                                          permuted_size(kind, config_.hidden_size));
+  }
+  if (mlp_.gather_kinds != 0) {
+    each_share(mlp_.slots(), [&](Range slots, WorkerScratch&) { gather_slots(step, mlp_, slots); });
+  }
+  each_work(gate_up_work(mlp_), [&](std::int64_t item, Range out, WorkerScratch& scratch) {
+    gate_up(step, mlp_, mlp_.groups[static_cast<std::size_t>(item)], out, scratch.floats.data(),
+            scratch.traffic);
+  });
+  add_down(step, down_terms(step, mlp_));
+}
+
+void NativeChain::add_down(const StepContext& step, std::span<const SplitTerm> terms) {
+  team_.each([&](int worker) {
+    WorkerScratch& scratch = scratch_[static_cast<std::size_t>(worker)];
+    const Range out = share(config_.hidden_size, worker, team_.size(), 8);
+    add_split_products(step, terms, out, scratch.floats.data(), scratch.traffic);
+  });
+}
+
+void NativeChain::head(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink) {
+  if (plan_.logit_rows() == 0 && sink == nullptr) return;
+  const int kind = activation_kind(view_.lm_head.format);
+  each_share(plan_.rows(), [&](Range rows, WorkerScratch&) {
+    norm_rows(step, view_.final_norm, 1U << kind, rows);
+  });
+  trace_rows(step, config_.num_layers, act_.normed.data(), sink);
+  if (plan_.logit_rows() == 0) return;
+  act_.gathered[static_cast<std::size_t>(kind)].reserve(plan_.logit_rows() *
+                                                        permuted_size(kind, config_.hidden_size));
+  each_share(plan_.logit_rows(),
+             [&](Range rows, WorkerScratch&) { gather_logit_rows(step, view_.lm_head, rows); });
+  WorkList vocabulary(8);
+  vocabulary.add(view_.lm_head.rows, stored_row_bytes(view_.lm_head));
+  each_work(vocabulary, [&](std::int64_t, Range out, WorkerScratch& scratch) {
+    head_logits(step, view_.lm_head, out, logits.data(), scratch.traffic);
+  });
+}
+
+}  // namespace monolayer::cpu

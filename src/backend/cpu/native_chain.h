@@ -1,0 +1,74 @@
+// The native chain: the stages of a step, each run on the whole team before the next begins.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/cpu/activations.h"
+#include "backend/cpu/attention.h"
+#include "backend/cpu/mlp.h"
+#include "backend/cpu/model_view.h"
+#include "backend/cpu/native.h"
+#include "m3/rope.h"
+
+namespace monolayer::cpu {
+
+class NativeChain : public Native {
+ public:
+  NativeChain(const m3::ModelConfig& config, ModelView view, ThreadTeam& team, const Tiles& tiles,
+              std::int64_t row_tile);
+
+  Status step(std::span<const StepSequence> sequences, CachePool& cache, std::vector<float>& logits,
+              m3::TraceSink* sink) override;
+  const Traffic& last_traffic() const override { return last_; }
+  const Traffic& total_traffic() const override { return total_; }
+
+ private:
+  void run(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink);
+  void reserve(const StepContext& step);
+  void attention_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
+  void select(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
+  void attend(const StepContext& step, std::int64_t layer);
+  void mlp_block(const StepContext& step, std::int64_t layer);
+  void head(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink);
+  void add_down(const StepContext& step, std::span<const SplitTerm> terms);
+
+  // f(range, scratch) on every worker with its equal share of [0, total).
+  template <typename F>
+  void each_share(std::int64_t total, F&& f) {
+    team_.each([&](int worker) {
+      const Range mine = share(total, worker, team_.size());
+      if (!mine.empty()) f(mine, scratch_[static_cast<std::size_t>(worker)]);
+    });
+  }
+  // f(item, range, scratch) on every worker with its share of a work list.
+  template <typename F>
+  void each_work(const WorkList& work, F&& f) {
+    team_.each([&](int worker) {
+      work.each(worker, team_.size(), [&](std::int64_t item, std::int64_t begin, std::int64_t end) {
+        f(item, Range{begin, end}, scratch_[static_cast<std::size_t>(worker)]);
+      });
+    });
+  }
+  void reserve_scratch(std::int64_t floats) {
+    for (WorkerScratch& scratch : scratch_) scratch.floats.reserve(floats);
+  }
+
+  const m3::ModelConfig& config_;
+  const ModelView view_;
+  ThreadTeam& team_;
+  const Tiles& tiles_;
+  const std::int64_t row_tile_;
+
+  const m3::Rope rope_;
+
+  StepPlan plan_;
+  Activations act_;
+  MlpPlan mlp_;
+  std::vector<RoutedExpert> chosen_;  // [rows, experts_per_token]
+  std::vector<WorkerScratch> scratch_;
+  Traffic last_, total_;
+};
+
+}  // namespace monolayer::cpu

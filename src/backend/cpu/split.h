@@ -1,0 +1,78 @@
+// The fixed eighths of a split input dimension, and the permuted layout that stage outputs take.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "backend/cpu/tiles.h"
+
+namespace monolayer::cpu {
+
+// Every matrix whose input dimension a tensor-parallel group may split (o, down) is summed as eight
+// partial dot products, so that any rank count up to eight adds the same numbers in the same order.
+inline constexpr int kParts = 8;
+inline constexpr std::int64_t kSplitUnit = 32;  // columns; also the MX group
+
+// Columns [begin[j], begin[j + 1]) form eighth j; some eighths of a narrow matrix are empty.
+struct SplitColumns {
+  std::array<std::int64_t, kParts + 1> begin{};
+  explicit SplitColumns(std::int64_t columns = 0) {
+    const std::int64_t units = (columns + kSplitUnit - 1) / kSplitUnit;
+    for (int j = 0; j <= kParts; ++j) {
+      const std::int64_t column = j * units / kParts * kSplitUnit;
+      begin[static_cast<std::size_t>(j)] = column < columns ? column : columns;
+    }
+  }
+};
+
+// ((0+1)+(2+3))+((4+5)+(6+7)).
+inline float add_parts(const float p[kParts]) {
+  return ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
+}
+
+// One row of activations as the split matrix reads it: each eighth permuted and padded by itself.
+struct SplitLayout {
+  Format format = Format::kBF16;
+  SplitColumns columns;
+  std::array<std::int64_t, kParts + 1> offset{};  // floats; offset[kParts] is the row's size
+
+  SplitLayout() = default;
+  SplitLayout(Format row_format, std::int64_t cols) : format(row_format), columns(cols) {
+    for (std::size_t j = 0; j < kParts; ++j) {
+      const std::int64_t width = columns.begin[j + 1] - columns.begin[j];
+      offset[j + 1] = offset[j] + padded_columns(format, width);
+    }
+  }
+  std::int64_t size() const { return offset[kParts]; }
+};
+
+// Where column c of a permuted row lies (the inverse of Tiles::permute).
+inline std::int64_t permuted_index(std::int64_t values_a_word, std::int64_t column) {
+  const std::int64_t word = column / values_a_word;
+  const std::int64_t element = column % values_a_word;
+  return (word / kLanes * values_a_word + element) * kLanes + word % kLanes;
+}
+
+// Writes values of columns [begin, end) to their places in `row`. Whoever writes the last column of
+// an eighth also zeroes its padding, so that disjoint ranges may be written by different threads.
+inline void scatter(const SplitLayout& layout, const float* values, std::int64_t begin,
+                    std::int64_t end, float* row) {
+  const std::int64_t per_word = values_per_word(layout.format);
+  const float factor = activation_factor(layout.format);
+  for (std::size_t j = 0; j < kParts; ++j) {
+    const std::int64_t first = layout.columns.begin[j];
+    const std::int64_t last = layout.columns.begin[j + 1];
+    const std::int64_t from = begin > first ? begin : first;
+    const std::int64_t to = end < last ? end : last;
+    if (from >= to) continue;
+    float* part = row + layout.offset[j];
+    for (std::int64_t c = from; c < to; ++c) {
+      part[permuted_index(per_word, c - first)] = values[c - begin] * factor;
+    }
+    if (to != last) continue;
+    const std::int64_t padded = layout.offset[j + 1] - layout.offset[j];
+    for (std::int64_t c = last - first; c < padded; ++c) part[permuted_index(per_word, c)] = 0;
+  }
+}
+
+}  // namespace monolayer::cpu
