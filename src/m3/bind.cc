@@ -110,7 +110,7 @@ void bind_stacked(TensorFinder& find, const ModelConfig& config, const std::stri
       expert.up = find.rows_of(up, e * width, width);
     }
     expert.down = find.rows_of(down, e * hidden, hidden);
-    experts.push_back(std::move(expert));
+    experts.push_back(expert);
   }
 }
 
@@ -142,7 +142,7 @@ void bind_moe(TensorFinder& find, const ModelConfig& config, const std::string& 
     const bool one_more = shared_is_last && find.first_axis(probe) == experts + 1;
     bind_stacked(find, config, stack, experts + (one_more ? 1 : 0), layer.experts);
     if (one_more) {
-      layer.shared = std::move(layer.experts.back());
+      layer.shared = layer.experts.back();
       layer.experts.pop_back();
       return;
     }

@@ -98,6 +98,7 @@ std::vector<RoutedExpert> route(const ModelConfig& config, std::span<const float
   float total = 0;
   for (const std::size_t e : order) total += score[e];
   std::vector<RoutedExpert> chosen;
+  chosen.reserve(order.size());
   for (const std::size_t e : order) {
     chosen.push_back({static_cast<std::int64_t>(e), config.routed_scale * (score[e] / total)});
   }

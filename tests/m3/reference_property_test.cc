@@ -140,8 +140,8 @@ TEST(ReferenceProperty, InitialBlocksAreForced) {
     EXPECT_EQ(ids.front(), 0);
     EXPECT_EQ(ids.back(), static_cast<std::int32_t>(scores.size()) - 1);
     if (scores.size() < 3) continue;  // nothing between the first and the last
-    const auto better =
-        std::count_if(scores.begin() + 1, scores.end() - 1, [&](float s) { return s > scores[0]; });
+    const auto better = std::count_if(scores.begin() + 1, scores.end() - 1,
+                                      [first = scores[0]](float s) { return s > first; });
     would_differ = would_differ || better >= oracle->config.topk_blocks - 1;
   }
   EXPECT_TRUE(would_differ) << "block 0 was always good enough anyway";
