@@ -1,1 +1,0 @@
-"""Reference outputs from Hugging Face transformers; see README.md beside this file."""
