@@ -41,9 +41,13 @@ struct OracleCase {
     }
     return result;
   }
-  // A case of tests/data/oracle by name.
+  // A case of tests/data/oracle by name, or "nano", the embedded model.
   static Result<OracleCase> load(const std::string& name) {
-    const std::string folder = std::string(MONOLAYER_SOURCE_DIR) + "/tests/data/oracle/" + name;
+    const std::string root = MONOLAYER_SOURCE_DIR;
+    if (name == "nano") {
+      return load(root + "/assets/nano", root + "/tests/data/nano_expected.safetensors");
+    }
+    const std::string folder = root + "/tests/data/oracle/" + name;
     return load(folder, folder + "/expected.safetensors");
   }
 

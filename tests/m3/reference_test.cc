@@ -99,6 +99,7 @@ TEST_P(ReferenceOracle, GreedyContinuationIsEqualUpToTheFirstSmallGap) {
   auto loaded = OracleCase::load(GetParam());
   ASSERT_TRUE(loaded.ok()) << loaded.status().to_string();
   const OracleCase& oracle = *loaded;
+  if (oracle.greedy.empty()) GTEST_SKIP() << "no continuation stored";
   Reference reference(oracle.config, oracle.weights);
   std::vector<std::int32_t> next(
       oracle.input_ids.begin(),
@@ -117,7 +118,7 @@ TEST_P(ReferenceOracle, GreedyContinuationIsEqualUpToTheFirstSmallGap) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, ReferenceOracle,
-                         ::testing::Values("tiny", "m3shape", "onekv", "mxfp4"));
+                         ::testing::Values("tiny", "m3shape", "onekv", "mxfp4", "nano"));
 
 TEST(Reference, ChunkingDoesNotChangeAnything) {
   auto oracle = OracleCase::load("tiny");
