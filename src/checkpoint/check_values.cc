@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <optional>
+#include <type_traits>
 
 #include "checkpoint/quantized_tensor.h"
 #include "checkpoint/read_guard.h"
@@ -18,10 +19,14 @@ namespace {
 template <typename T, typename Bad>
 std::optional<std::int64_t> first_bad(const T* values, std::int64_t count, Bad bad) {
   constexpr std::int64_t kBlock = 4096;
+  // As wide as the elements: no vector lane has to be widened.
+  using Flag = std::conditional_t<sizeof(T) == 1, std::uint8_t,
+                                  std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>>;
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
     const std::int64_t end = std::min(begin + kBlock, count);
-    unsigned any = 0;
-    for (std::int64_t i = begin; i < end; ++i) any |= static_cast<unsigned>(bad(values[i]));
+    Flag any = 0;
+    for (std::int64_t i = begin; i < end; ++i)
+      any = static_cast<Flag>(any | static_cast<Flag>(bad(values[i])));
     if (any == 0) continue;
     for (std::int64_t i = begin; i < end; ++i) {
       if (bad(values[i])) return i;

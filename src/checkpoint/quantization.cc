@@ -125,7 +125,7 @@ Status QuantizationConfig::State::parse_quark(const JsonField& config,
   const JsonField exported = config.get("export");
   ML_ASSIGN_OR_RETURN(const bool has_export, exported.is_filled_object());
   if (!has_export) return ok_status();
-  ML_ASSIGN_OR_RETURN(const std::string kind, exported.get("weight_format").string_or(""));
+  ML_ASSIGN_OR_RETURN(const std::string_view kind, exported.get("weight_format").string_or(""));
   if (!kind.empty() && kind != "real_quantized")
     return exported.get("weight_format").unsupported(quote_name(kind));
   return ok_status();
@@ -147,14 +147,14 @@ Result<QuantizationConfig> QuantizationConfig::parse(const nlohmann::json& root,
   QuantizationConfig parsed;
   if (config.is_null()) return parsed;
   if (!config.json().is_object()) return config.wrong_type("an object");
-  ML_ASSIGN_OR_RETURN(std::string method, config.get("quant_method").string_or(""));
+  ML_ASSIGN_OR_RETURN(const std::string_view method, config.get("quant_method").string_or(""));
   if (method.empty()) {
     return Status(Code::kInvalidFile, file,
                   config.path() + ": field 'quant_method' is missing or empty");
   }
   auto state = std::make_shared<State>();
   state->file = file;
-  state->method = std::move(method);
+  state->method = method;
   ML_RETURN_IF_ERROR(state->method == "quark" ? state->parse_quark(config, layer_order)
                                               : state->parse_uniform(config));
   parsed.state_ = std::move(state);

@@ -17,7 +17,7 @@ ConfiguredFormat refused(const JsonField& field, const std::string& what) {
 }
 
 // "e4m3" under any of the spellings in use.
-bool is_e4m3(const std::string& name) {
+bool is_e4m3(std::string_view name) {
   return name == "e4m3" || name == "e4m3fn" || name == "fp8_e4m3" || name == "float8_e4m3fn" ||
          name == "fp8" || name == "float8_e4m3";
 }
@@ -25,14 +25,14 @@ bool is_e4m3(const std::string& name) {
 Result<ConfiguredFormat> quark_mx(const JsonField& weight, WeightFormat format) {
   ML_ASSIGN_OR_RETURN(const std::int64_t group, weight.get("group_size").integer_or(32));
   if (group != 32) return refused(weight.get("group_size"), std::to_string(group));
-  ML_ASSIGN_OR_RETURN(const std::string scale, weight.get("scale_format").string_or("e8m0"));
+  ML_ASSIGN_OR_RETURN(const std::string_view scale, weight.get("scale_format").string_or("e8m0"));
   if (scale != "e8m0") return refused(weight.get("scale_format"), quote_name(scale));
   ML_ASSIGN_OR_RETURN(const std::int64_t axis, weight.get("ch_axis").integer_or(-1));
   if (axis != -1 && axis != 1) return refused(weight.get("ch_axis"), std::to_string(axis));
   return ConfiguredFormat{format, {}};
 }
 
-Result<ConfiguredFormat> quark_fp8(const JsonField& weight, const std::string& scheme) {
+Result<ConfiguredFormat> quark_fp8(const JsonField& weight, std::string_view scheme) {
   if (scheme == "per_group") {
     if (weight.get("scale_format").is_null()) return refused(weight, "grouped FP8 without E8M0");
     return quark_mx(weight, WeightFormat::kMXFP8);
@@ -78,10 +78,10 @@ Status JsonField::unsupported(std::string_view what) const {
   return {Code::kUnsupported, *file_, path_ + ": " + std::string(what) + " is not supported"};
 }
 
-Result<std::string> JsonField::string_or(const std::string& absent) const {
+Result<std::string_view> JsonField::string_or(std::string_view absent) const {
   if (is_null()) return absent;
   if (!json_->is_string()) return wrong_type("a string");
-  return json_->get<std::string>();
+  return std::string_view(json_->get_ref<const std::string&>());
 }
 
 Result<std::int64_t> JsonField::integer_or(std::int64_t absent) const {
@@ -126,9 +126,9 @@ Result<ConfiguredFormat> quark_format(const JsonField& entry) {
   if (weight.is_null()) return ConfiguredFormat{};
   if (weight.json().is_array()) return refused(weight, "quantisation in several levels (NVFP4)");
   if (!weight.json().is_object()) return weight.wrong_type("an object");
-  ML_ASSIGN_OR_RETURN(const std::string dtype, weight.get("dtype").string_or(""));
+  ML_ASSIGN_OR_RETURN(const std::string_view dtype, weight.get("dtype").string_or(""));
   if (dtype.empty()) return weight.get("dtype").wrong_type("a string");
-  ML_ASSIGN_OR_RETURN(const std::string scheme, weight.get("qscheme").string_or("per_group"));
+  ML_ASSIGN_OR_RETURN(const std::string_view scheme, weight.get("qscheme").string_or("per_group"));
   ML_ASSIGN_OR_RETURN(const bool dynamic, weight.get("is_dynamic").bool_or(false));
   if (dynamic) return refused(weight.get("is_dynamic"), "a dynamically quantised weight");
   ML_ASSIGN_OR_RETURN(const bool symmetric, weight.get("symmetric").bool_or(true));
@@ -141,7 +141,8 @@ Result<ConfiguredFormat> quark_format(const JsonField& entry) {
     return quark_mx(weight, WeightFormat::kMXFP4);
   }
   if (dtype == "mx") {
-    ML_ASSIGN_OR_RETURN(const std::string element, weight.get("mx_element_dtype").string_or(""));
+    ML_ASSIGN_OR_RETURN(const std::string_view element,
+                        weight.get("mx_element_dtype").string_or(""));
     if (element == "fp4") return quark_mx(weight, WeightFormat::kMXFP4);
     if (element == "fp8_e4m3") return quark_mx(weight, WeightFormat::kMXFP8);
     return refused(weight.get("mx_element_dtype"), quote_name(element));
@@ -151,7 +152,7 @@ Result<ConfiguredFormat> quark_format(const JsonField& entry) {
 
 Result<ConfiguredFormat> uniform_format(const std::string& method, const JsonField& config) {
   if (method == "modelopt") {
-    ML_ASSIGN_OR_RETURN(const std::string algorithm, config.get("quant_algo").string_or(""));
+    ML_ASSIGN_OR_RETURN(const std::string_view algorithm, config.get("quant_algo").string_or(""));
     if (algorithm == "MXFP8") return ConfiguredFormat{WeightFormat::kMXFP8, {}};
     return config.get("quant_algo").unsupported("modelopt " + quote_name(algorithm));
   }
@@ -159,10 +160,10 @@ Result<ConfiguredFormat> uniform_format(const std::string& method, const JsonFie
   const bool fp8 = method == "fp8" || method == "ptpc_fp8" || method == "fbgemm_fp8";
   if (!mxfp8 && !fp8) return config.get("quant_method").unsupported(quote_name(method));
   for (const char* field : {"fmt", "element_format", "weight_dtype"}) {
-    ML_ASSIGN_OR_RETURN(const std::string element, config.get(field).string_or("e4m3"));
+    ML_ASSIGN_OR_RETURN(const std::string_view element, config.get(field).string_or("e4m3"));
     if (!is_e4m3(element)) return config.get(field).unsupported(quote_name(element));
   }
-  ML_ASSIGN_OR_RETURN(const std::string scale, config.get("scale_fmt").string_or("ue8m0"));
+  ML_ASSIGN_OR_RETURN(const std::string_view scale, config.get("scale_fmt").string_or("ue8m0"));
   if (scale != "ue8m0" && scale != "e8m0")
     return config.get("scale_fmt").unsupported(quote_name(scale));
   const JsonField block_field = config.get("weight_block_size");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -23,9 +24,10 @@ class JsonField {
   JsonField get(const std::string& key) const;  // null unless this is an object holding `key`
   JsonField at(std::size_t index) const;        // of an array
 
-  Status wrong_type(std::string_view expected) const;              // kInvalidFile
-  Status unsupported(std::string_view what) const;                 // kUnsupported
-  Result<std::string> string_or(const std::string& absent) const;  // kInvalidFile if no string
+  Status wrong_type(std::string_view expected) const;  // kInvalidFile
+  Status unsupported(std::string_view what) const;     // kUnsupported
+  // The string, valid while the document lives; kInvalidFile if it is something else.
+  Result<std::string_view> string_or(std::string_view absent) const;
   Result<std::int64_t> integer_or(std::int64_t absent) const;
   Result<bool> bool_or(bool absent) const;
   // False when absent, null, or an empty list or object; kInvalidFile when anything but an object.

@@ -51,6 +51,7 @@ Result<SafetensorsWriter> SafetensorsWriter::create(
   State& state = *writer.state_;
   // Wide elements first: without gaps between tensors this is what keeps all of them aligned.
   std::vector<const TensorPlan*> order;
+  order.reserve(tensors.size());
   for (const TensorPlan& tensor : tensors) order.push_back(&tensor);
   std::stable_sort(order.begin(), order.end(), [](const TensorPlan* a, const TensorPlan* b) {
     return dtype_size(a->dtype) > dtype_size(b->dtype);

@@ -1,0 +1,1 @@
+"""Reference outputs from Hugging Face transformers; see README.md beside this file."""
