@@ -19,10 +19,11 @@ class DenseMLP(nn.Module):
         self.gate_proj = Weight(w, s.hidden, std=std, kind="BF16")
         self.up_proj = Weight(w, s.hidden, std=std, kind="BF16")
         self.down_proj = Weight(s.hidden, w, std=w**-0.5 * (2 * s.layers) ** -0.5, kind="BF16")
+        self.activation = clamped_swiglu
 
     def forward(self, x):
         gate, up = F.linear(x, self.gate_proj(x.dtype)), F.linear(x, self.up_proj(x.dtype))
-        return F.linear(clamped_swiglu(gate, up, self.s.alpha, self.s.limit).to(x.dtype), self.down_proj(x.dtype))
+        return F.linear(self.activation(gate, up, self.s.alpha, self.s.limit).to(x.dtype), self.down_proj(x.dtype))
 
 
 def weighted_activation(gate, up, weight, alpha, limit):
@@ -41,6 +42,7 @@ class MoE(nn.Module):
         self.router = Weight(s.experts, s.hidden, std=std, kind="F32")
         self.register_buffer("bias", torch.zeros(s.experts))  # e_score_correction_bias
         self.register_buffer("load", torch.zeros(s.experts))  # rows sent to each expert since the last balance()
+        self.activation = weighted_activation
 
     def route(self, x):
         """Weights [N, experts]: 2.0 * s_e / sum over the chosen, zero elsewhere."""
@@ -66,6 +68,6 @@ class MoE(nn.Module):
         weight = F.pad(self.route(x), (0, 1), value=1.0)
         gate = F.linear(x, self.gate(x.dtype).flatten(0, 1)).unflatten(-1, (s.experts + 1, -1))
         up = F.linear(x, self.up(x.dtype).flatten(0, 1)).unflatten(-1, (s.experts + 1, -1))
-        act = weighted_activation(gate, up, weight, s.alpha, s.limit)
+        act = self.activation(gate, up, weight, s.alpha, s.limit)
         down = self.down(x.dtype).transpose(0, 1).flatten(1)  # [hidden, experts * width]
         return F.linear(act.flatten(1), down).view(shape)

@@ -11,9 +11,9 @@ def _straight(w, q):
 
 
 
-def mxfp4_values(w):
+def mxfp4(w):
     """[..., K]: groups of 32 along K, scale 2^(floor(log2(amax)) - 2), E2M1 elements."""
-    g = w.unflatten(-1, (-1, 32))
+    g = w.detach().unflatten(-1, (-1, 32))
     amax = g.abs().amax(-1, keepdim=True)
     shared = torch.where(amax > 0, torch.frexp(amax)[1] - 3, 0)
     scale = torch.ldexp(torch.ones_like(amax), shared)
@@ -21,11 +21,7 @@ def mxfp4_values(w):
     a = x.abs().clamp(max=6)
     step = torch.where(a < 2, 0.5, torch.where(a < 4, 1.0, 2.0))
     q = torch.round(a / step) * step  # half to even is also the even code here
-    return (torch.copysign(q, x) * scale).flatten(-2)
-
-
-def mxfp4(w):
-    return _straight(w, mxfp4_values(w.detach()))
+    return _straight(w, (torch.copysign(q, x) * scale).flatten(-2))
 
 
 def fp8(w):

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from . import attention, batches, evaluate, experts, export, fake_quant, layers
+from . import batches, evaluate, experts, export
 from .config import NANO
 from .model import Nano, hub_weights, load_hub_weights
 
@@ -64,11 +64,10 @@ def main():
     p.add_argument("--long-every", type=int, default=8)
     p.add_argument("--lr", type=float, default=1.5e-3)
     p.add_argument("--workers", type=int, default=14)
-    p.add_argument("--no-compile", action="store_true")
-    p.add_argument("--log-every", type=int, default=200)
+    p.add_argument("--compile", default="parts", choices=("no", "parts"))
     p.add_argument("--assets", default="../assets/nano")
     p.add_argument("--out", default="out")
-    p.add_argument("--problems", type=int, default=1024, help="held-out problems asked at the end; 0: none")
+    p.add_argument("--problems", type=int, default=1024, help="held-out problems asked at the end")
     a = p.parse_args()
 
     torch.manual_seed(1)
@@ -78,8 +77,8 @@ def main():
     data = batches.loader(tokenizer_file, a.tokens, a.long_every, a.workers)
     compute = torch.bfloat16 if device == "cuda" else torch.float32  # BF16 products are very slow on most CPUs
     model = Nano(NANO, compute).to(device).train()
-    if not a.no_compile:
-        compile_parts()
+    if a.compile != "no":
+        compile_parts(model)
     opt = optimizer(model, a.lr)
     out = pathlib.Path(a.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -91,8 +90,8 @@ def main():
             break
         if progress >= QUANTISE_FROM and not quantised:
             model.quantise(quantised := True)
-        for sparse in model.sparse_attentions():
-            sparse.select = progress >= SELECT_FROM
+        for attention in model.sparse_attentions():
+            attention.select = progress >= SELECT_FROM
         for group in opt.param_groups:
             group["lr"] = learning_rate(progress, a.lr)
         ids, weights = (t.to(device, non_blocking=True) for t in next(data))
@@ -102,7 +101,7 @@ def main():
         opt.step()
         opt.zero_grad(set_to_none=True)
         rate = 2e-3 * (progress < BALANCE_UNTIL) * (1 - progress)
-        if step % a.log_every == 0:
+        if step % 200 == 0:
             load = [m.load / m.load.sum() * NANO.experts for m in model.experts()]
             now, pace = time.time(), (time.time() - mark[0], seen - mark[1])
             print(f"{now - begin:6.1f}s step {step} loss {loss.item():.4f} answers {answers.item():.4f} "
@@ -120,21 +119,18 @@ def main():
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
         shutil.copyfile(pathlib.Path(a.assets) / name, out / name)
     print(export.write(out, NANO, weights), "bytes in the folder", flush=True)
-    if not a.problems:
-        return
-    exported = Nano(NANO, compute).to(device)  # with the values that the file holds
+    exported = Nano(NANO, compute).to(device)  # not compiled, and with the values that the file holds
     load_hub_weights(exported, export.decode(export.encode(weights)))
     table = evaluate.report(exported, Tokenizer.from_file(tokenizer_file), a.problems, a.problems // 16)
     (out / "results.json").write_text(json.dumps({"steps": step, "tokens": seen, "table": table}, indent=1))
 
 
-def compile_parts():
-    """Fuses the pointwise chains; whole layers would compile again for every length and phase of the run."""
+def compile_parts(model):
+    """Only the pointwise chains of the MLPs; whole layers would compile again for each length and phase."""
     torch._dynamo.config.cache_size_limit = 64
-    layers.rotate = attention.rotate = torch.compile(layers.rotate)
-    experts.clamped_swiglu = torch.compile(experts.clamped_swiglu)
-    experts.weighted_activation = torch.compile(experts.weighted_activation)
-    fake_quant.mxfp4_values = torch.compile(fake_quant.mxfp4_values)
+    activation, weighted = torch.compile(experts.clamped_swiglu), torch.compile(experts.weighted_activation)
+    for layer in model.layers:
+        layer.mlp.activation = weighted if hasattr(layer.mlp, "router") else activation
 
 
 if __name__ == "__main__":
