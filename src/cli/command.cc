@@ -16,12 +16,13 @@ Result<std::string> model_or_embedded(const std::string& flag) {
   return engine::embedded_model_folder();
 }
 
-void RunFlags::add(Flags& flags, CLI::App& app, std::vector<std::string> paths) {
+void RunFlags::add(Flags& flags, CLI::App& app, std::vector<std::string> paths, bool threads_flag) {
   path = paths.front();
   flags.choice(app, "--path", path, std::move(paths), "How the model is computed");
   flags.choice(app, "--backend", backend, {"cpu", "cuda"}, "Device");
   flags.integer(app, "--tensor-parallel-size", tensor_parallel_size, 1, 64, "Ranks");
-  flags.integer(app, "--threads", threads, 0, 4096, "Worker threads; 0: one per physical core");
+  if (threads_flag)
+    flags.integer(app, "--threads", threads, 0, 1024, "Worker threads; 0: one per physical core");
   flags.choice(app, "--kv-cache-dtype", kv_cache_dtype, {"auto", "bf16", "fp8", "fp8_e4m3"},
                "Element type of the caches");
 }

@@ -46,7 +46,7 @@ struct RunFlags {
   std::int64_t threads = 0;  // 0: one per physical core
   std::string kv_cache_dtype = "auto";
 
-  void add(Flags& flags, CLI::App& app, std::vector<std::string> paths);
+  void add(Flags& flags, CLI::App& app, std::vector<std::string> paths, bool threads_flag = true);
   // Refuses by name what this version does not have.
   Status check() const;
 };

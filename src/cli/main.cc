@@ -42,9 +42,11 @@ int run(int argc, char** argv) {
   Program program;
   program.app.set_version_flag("--version", std::string("monolayer ") + MONOLAYER_VERSION);
   program.app.require_subcommand(1);
+  add_trace(program);
   add_inspect(program);
   add_synth(program);
   add_quantize(program);
+  add_bench(program);
   add_serve(program);
   add_completion(program);
 

@@ -1,0 +1,126 @@
+// `monolayer bench`: steps of a checkpoint against the machine's read stream.
+#include <charconv>
+#include <cstdio>
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "engine/memory_check.h"
+#include "engine/native_run.h"
+#include "engine/step_bench.h"
+
+namespace monolayer::cli {
+namespace {
+
+struct BenchFlags {
+  std::string what, model, contexts = "128,1024", rows = "1", thread_list = "0", prefills = "512";
+  std::int64_t repeats = 9;
+  bool json = false;
+  RunFlags run;
+};
+
+// "1,4,16" to numbers within [low, high].
+Result<std::vector<std::int64_t>> numbers(const char* flag, const std::string& text,
+                                          std::int64_t low, std::int64_t high) {
+  std::vector<std::int64_t> values;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (true) {
+    std::int64_t value = 0;
+    const auto [next, error] = std::from_chars(at, end, value);
+    if (error != std::errc() || value < low || value > high || (next != end && *next != ','))
+      return Status(Code::kInvalidArgument, flag,
+                    "must be whole numbers from " + std::to_string(low) + " to " +
+                        std::to_string(high) + ", separated by commas");
+    values.push_back(value);
+    if (next == end) return values;
+    at = next + 1;
+  }
+}
+
+nlohmann::json to_json(const engine::StepResult& r) {
+  return {{"kind", r.kind},
+          {"context", r.context},
+          {"rows", r.rows},
+          {"threads", r.threads},
+          {"kernel", r.kernel},
+          {"median_seconds", r.seconds},
+          {"tokens_per_second", r.tokens_per_second},
+          {"bytes", r.bytes},
+          {"bytes_per_second", r.bytes_per_second},
+          {"read_stream_bytes_per_second", r.stream_bytes_per_second},
+          {"share_of_read_stream", r.share()}};
+}
+
+void print_row(const engine::StepResult& r) {
+  std::printf("%-8s %9lld %5lld %8d  %10.3f %11.1f %10s %9.2f %9.2f %8.1f\n", r.kind.c_str(),
+              static_cast<long long>(r.context), static_cast<long long>(r.rows), r.threads,
+              r.seconds * 1e3, r.tokens_per_second, engine::format_bytes(r.bytes).c_str(),
+              r.bytes_per_second / 1e9, r.stream_bytes_per_second / 1e9, 100 * r.share());
+  std::fflush(stdout);
+}
+
+Status run_bench(const BenchFlags& flags) {
+  if (flags.what == "serve")
+    return {Code::kUnsupported, "bench serve",
+            "needs the server, which is not part of this version"};
+  if (flags.what == "layer")
+    return {
+        Code::kUnsupported, "bench layer",
+        "needs the fused path, which is not part of this version; bench step times whole steps"};
+  ML_RETURN_IF_ERROR(flags.run.check());
+  engine::StepBenchOptions options;
+  ML_ASSIGN_OR_RETURN(options.contexts, numbers("--contexts", flags.contexts, 1, 1 << 30));
+  ML_ASSIGN_OR_RETURN(options.rows, numbers("--rows", flags.rows, 1, 4096));
+  ML_ASSIGN_OR_RETURN(options.threads, numbers("--threads", flags.thread_list, 0, 1024));
+  ML_ASSIGN_OR_RETURN(options.prefills, numbers("--prefill", flags.prefills, 1, 1 << 20));
+  options.repeats = flags.repeats;
+  options.kv_cache_dtype = flags.run.kv_cache_dtype;
+  ML_RETURN_IF_ERROR(engine::cache_options(options.kv_cache_dtype).status());
+  ML_ASSIGN_OR_RETURN(const std::string name, model_or_embedded(flags.model));
+  ML_ASSIGN_OR_RETURN(const auto model, engine::open_model(name));
+
+  nlohmann::json results = nlohmann::json::array();
+  if (!flags.json)
+    std::printf("%-8s %9s %5s %8s  %10s %11s %10s %9s %9s %8s\n", "kind", "context", "rows",
+                "threads", "median ms", "tokens/s", "bytes", "GB/s", "stream", "share %");
+  ML_RETURN_IF_ERROR(engine::bench_steps(*model, options, [&](const engine::StepResult& result) {
+    if (flags.json) {
+      results.push_back(to_json(result));
+    } else {
+      print_row(result);
+    }
+  }));
+  if (flags.json) {
+    const nlohmann::json report = {{"model", model->folder},
+                                   {"file_bytes", model->checkpoint.file_bytes()},
+                                   {"path", "native"},
+                                   {"backend", "cpu"},
+                                   {"kv_cache_dtype", flags.run.kv_cache_dtype},
+                                   {"repeats", flags.repeats},
+                                   {"results", results}};
+    std::printf("%s\n", report.dump(2).c_str());
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+void add_bench(Program& program) {
+  auto flags = std::make_shared<BenchFlags>();
+  Flags& f = program.flags;
+  CLI::App& app = program.add("bench", "Time steps of a checkpoint against the read stream",
+                              [flags] { return run_bench(*flags); });
+  f.choice(app, "what", flags->what, {"step", "layer", "serve"}, "What to time")->required();
+  f.folder(app, "--model", flags->model, "Folder or cached name; the embedded model if left out");
+  f.text(app, "--contexts", flags->contexts, "Cached tokens of a decoded row, comma separated");
+  f.text(app, "--rows", flags->rows, "Rows decoded together, comma separated");
+  f.text(app, "--threads", flags->thread_list, "Thread counts; 0: one per physical core");
+  f.text(app, "--prefill", flags->prefills, "Prompt lengths, comma separated");
+  f.integer(app, "--repeats", flags->repeats, 1, 100000, "Timed steps; medians are reported");
+  f.toggle(app, "--json", flags->json, "Print JSON");
+  flags->run.add(f, app, {"auto", "native", "mono"}, /*threads_flag=*/false);
+}
+
+}  // namespace monolayer::cli
