@@ -33,6 +33,11 @@ inline constexpr std::array<float, 256> kGroupScale = [] {
 // E2M1 codes as twice their value; 16 bytes, the look-up table of a byte shuffle.
 alignas(16) inline constexpr std::int8_t kTwiceE2M1[16] = {0, 1,  2,  3,  4,  6,  8,  12,
                                                            0, -1, -2, -3, -4, -6, -8, -12};
+// Byte shuffles that move byte 1 or 2 of every 32-bit word to the top and clear the others.
+alignas(16) inline constexpr std::uint8_t kByteToTop[3][16] = {
+    {},
+    {128, 128, 128, 1, 128, 128, 128, 5, 128, 128, 128, 9, 128, 128, 128, 13},
+    {128, 128, 128, 2, 128, 128, 128, 6, 128, 128, 128, 10, 128, 128, 128, 14}};
 // E2M1 codes as value * 2^25.
 alignas(64) inline constexpr float kScaledE2M1[16] = {
     0.0F, 0x1p24F,  0x1p25F,  0x1.8p25F,  0x1p26F,  0x1.8p26F,  0x1p27F,  0x1.8p27F,
@@ -153,10 +158,17 @@ struct Decoder<Format::kMXFP4> {
   }
   template <int kElement>
   HWY_INLINE VF Get() const {
-    constexpr int kShift = 24 - kElement / 2 * 8;
+    constexpr int kByte = kElement / 2;
     VU top = kElement % 2 == 0 ? even : odd;
-    if constexpr (kShift > 0) top = hn::ShiftLeft<kShift>(top);
-    if constexpr (kShift < 24) top = hn::And(top, hn::Set(DU(), 0xff000000U));
+    if constexpr (kByte == 0) {
+      top = hn::ShiftLeft<24>(top);
+    } else if constexpr (kByte == 3) {
+      top = hn::And(top, hn::Set(DU(), 0xff000000U));
+    } else {
+      const hn::Repartition<std::uint8_t, DU> db;
+      const auto pick = hn::LoadDup128(db, tables::kByteToTop[kByte]);
+      top = hn::BitCast(DU(), hn::TableLookupBytesOr0(hn::BitCast(db, top), pick));
+    }
     return hn::ConvertTo(DF(), hn::BitCast(DI(), top));
   }
 };

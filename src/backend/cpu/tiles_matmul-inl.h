@@ -13,15 +13,18 @@
 HWY_BEFORE_NAMESPACE();
 namespace monolayer::cpu::HWY_NAMESPACE {
 
-// Rows of one call are taken kRows at a time, so that they share the loads of the activation.
-constexpr int kRows = 2;
-// With several activations: this many share one decoded part,
+// One activation: this many rows at a time, so that their chains of fmas overlap.
+constexpr int kRows = 3;
+// Several activations: kBatch of them share what is decoded of kBatchRows rows, in kBatchParts of
+// their parts at a time: eight chains, enough to hide the latency of an fma.
 constexpr int kBatch = 4;
-// over columns of which kBatch permuted activations stay in the first-level cache,
+constexpr int kBatchParts = HWY_MIN(kParts, 2);
+constexpr int kBatchRows = 2 / kBatchParts;
+// They are copied side by side, a block of columns that fits the first-level cache at a time,
 constexpr std::int64_t kBlockColumns = 1024;
-// with the lanes of this many outputs kept aside (64 KB).
-constexpr std::int64_t kTileRows = 16;
-constexpr std::int64_t kTileBatch = 64;
+// and the lanes of this many outputs are kept aside (64 KB).
+constexpr std::int64_t kTileRows = 64;
+constexpr std::int64_t kTileBatch = 16;
 
 template <Format F>
 struct Shape {
@@ -39,42 +42,44 @@ struct Row {
   const std::uint8_t* scales;
 };
 
-template <Format F, int kR, int kB, int kElement>
+// Element kElement of kR rows' words, kP parts of each, times kB activations.
+template <Format F, int kR, int kP, int kB, int kElement>
 HWY_INLINE void Elements(const Decoder<F>* decoders, const float* HWY_RESTRICT x,
-                         std::int64_t x_stride, VF* HWY_RESTRICT t) {
-  VF values[kR];
+                         VF* HWY_RESTRICT t) {
+  VF values[kR * kP];
 #pragma GCC unroll 8
-  for (int r = 0; r < kR; ++r) values[r] = decoders[r].template Get<kElement>();
+  for (int i = 0; i < kR * kP; ++i) values[i] = decoders[i].template Get<kElement>();
 #pragma GCC unroll 8
   for (int b = 0; b < kB; ++b) {
-    const VF xv = hn::LoadU(DF(), x + b * x_stride + kElement * 16);
 #pragma GCC unroll 8
-    for (int r = 0; r < kR; ++r) {
-      VF& sum = t[r * kB + b];
+    for (int i = 0; i < kR * kP; ++i) {
+      const VF xv = hn::LoadU(DF(), x + (kElement * kB + b) * 16 + i % kP * kN);
+      VF& sum = t[i * kB + b];
       sum =
-          Shape<F>::kMX && kElement == 0 ? hn::Mul(values[r], xv) : hn::MulAdd(values[r], xv, sum);
+          Shape<F>::kMX && kElement == 0 ? hn::Mul(values[i], xv) : hn::MulAdd(values[i], xv, sum);
     }
   }
   if constexpr (kElement + 1 < Shape<F>::kPerWord) {
-    Elements<F, kR, kB, kElement + 1>(decoders, x, x_stride, t);
+    Elements<F, kR, kP, kB, kElement + 1>(decoders, x, t);
   }
 }
 
 // acc[r * acc_row + b * 16 + lane] continues over `chunks` whole chunks of kR rows and kB
-// activations. Returns a bit per row: whether a NaN code was seen.
-template <Format F, int kR, int kB>
+// activations; x is [chunk][element][kB][16], for one activation simply as permuted. Returns a bit
+// per row: whether a NaN code was seen.
+template <Format F, int kR, int kP, int kB>
 HWY_INLINE unsigned Block(const Row* rows, std::int64_t chunks, std::int64_t ahead,
-                          const float* HWY_RESTRICT x, std::int64_t x_stride,
-                          float* HWY_RESTRICT acc, std::int64_t acc_row) {
+                          const float* HWY_RESTRICT x, float* HWY_RESTRICT acc,
+                          std::int64_t acc_row) {
+  static_assert(kParts % kP == 0);
   using S = Shape<F>;
   const DF df;
   const DBytesOf16 dbytes;
-  constexpr int kOutputs = kR * kB;
-  VF sums[kOutputs * kParts];
+  VF sums[kR * kParts * kB];  // [row][part][activation]
 #pragma GCC unroll 64
-  for (int i = 0; i < kOutputs * kParts; ++i) {
-    const int output = i / kParts;
-    sums[i] = hn::LoadU(df, acc + output / kB * acc_row + output % kB * 16 + i % kParts * kN);
+  for (int i = 0; i < kR * kParts * kB; ++i) {
+    const int r = i / (kParts * kB);
+    sums[i] = hn::LoadU(df, acc + r * acc_row + i % kB * 16 + i / kB % kParts * kN);
   }
   const std::uint8_t* data[kR];
   const std::uint8_t* scales[kR];
@@ -89,35 +94,37 @@ HWY_INLINE unsigned Block(const Row* rows, std::int64_t chunks, std::int64_t ahe
 #pragma GCC unroll 8
     for (int r = 0; r < kR; ++r) __builtin_prefetch(data[r] + ahead, 0, 2);
 #pragma GCC unroll 8
-    for (int part = 0; part < kParts; ++part) {
-      Decoder<F> decoders[kR];
+    for (int first = 0; first < kParts; first += kP) {
+      Decoder<F> decoders[kR * kP];
+      VF t[kR * kP * kB];
 #pragma GCC unroll 8
-      for (int r = 0; r < kR; ++r) {
-        decoders[r].Load(data[r] + part * kN * Decoder<F>::kWordBytes);
+      for (int i = 0; i < kR * kP; ++i) {
+        const int r = i / kP;
+        const int part = first + i % kP;
+        decoders[i].Load(data[r] + part * kN * Decoder<F>::kWordBytes);
         if constexpr (S::kHasNaNCodes) {
           const auto code =
-              hn::And(hn::BitCast(dbytes, decoders[r].words), hn::Set(dbytes, std::uint8_t{0x7f}));
+              hn::And(hn::BitCast(dbytes, decoders[i].words), hn::Set(dbytes, std::uint8_t{0x7f}));
           largest[r] = hn::Max(largest[r], code);
         }
-      }
-      VF t[kOutputs];
-      if constexpr (!S::kMX) {
-#pragma GCC unroll 64
-        for (int i = 0; i < kOutputs; ++i) t[i] = sums[i * kParts + part];
-      }
-      Elements<F, kR, kB, 0>(decoders, x + part * kN, x_stride, t);
+        if constexpr (!S::kMX) {
 #pragma GCC unroll 8
-      for (int r = 0; r < kR; ++r) {
+          for (int b = 0; b < kB; ++b) t[i * kB + b] = sums[(r * kParts + part) * kB + b];
+        }
+      }
+      Elements<F, kR, kP, kB, 0>(decoders, x + first * kN, t);
+#pragma GCC unroll 8
+      for (int i = 0; i < kR * kP; ++i) {
+        const int r = i / kP;
+        const int part = first + i % kP;
+        VF* out = sums + (r * kParts + part) * kB;
         if constexpr (S::kMX) {
           const VF scale = GroupScales<F>(scales[r], part);
 #pragma GCC unroll 8
-          for (int b = 0; b < kB; ++b) {
-            VF& sum = sums[(r * kB + b) * kParts + part];
-            sum = hn::MulAdd(scale, t[r * kB + b], sum);
-          }
+          for (int b = 0; b < kB; ++b) out[b] = hn::MulAdd(scale, t[i * kB + b], out[b]);
         } else {
 #pragma GCC unroll 8
-          for (int b = 0; b < kB; ++b) sums[(r * kB + b) * kParts + part] = t[r * kB + b];
+          for (int b = 0; b < kB; ++b) out[b] = t[i * kB + b];
         }
       }
     }
@@ -126,12 +133,12 @@ HWY_INLINE unsigned Block(const Row* rows, std::int64_t chunks, std::int64_t ahe
       data[r] += S::kChunkBytes;
       scales[r] += S::kChunkScales;
     }
-    x += S::kChunkColumns;
+    x += S::kChunkColumns * kB;
   }
 #pragma GCC unroll 64
-  for (int i = 0; i < kOutputs * kParts; ++i) {
-    const int output = i / kParts;
-    hn::StoreU(sums[i], df, acc + output / kB * acc_row + output % kB * 16 + i % kParts * kN);
+  for (int i = 0; i < kR * kParts * kB; ++i) {
+    const int r = i / (kParts * kB);
+    hn::StoreU(sums[i], df, acc + r * acc_row + i % kB * 16 + i / kB % kParts * kN);
   }
   unsigned nan_rows = 0;
   if constexpr (S::kHasNaNCodes) {
@@ -150,7 +157,7 @@ struct Tail {
   alignas(64) std::uint8_t data[64] = {};
   std::uint8_t scales[4] = {};
 
-  HWY_INLINE Tail(const Row& row, std::int64_t columns) {
+  HWY_INLINE void Fill(const Row& row, std::int64_t columns) {
     constexpr bool kNibbles = F == Format::kMXFP4;
     const std::int64_t bytes =
         kNibbles ? (columns + 1) / 2 : columns * Decoder<F>::kWordBytes / Shape<F>::kPerWord;
@@ -205,64 +212,115 @@ HWY_INLINE void RowsTimesOne(const Problem<F>& problem, std::int64_t o, const fl
   for (int r = 0; r < kR; ++r) rows[r] = problem.At(o + r, 0);
   alignas(64) float acc[kR * 16] = {};
   // The rows after these are fetched meanwhile.
-  unsigned nan = Block<F, kR, 1>(rows, problem.chunks, problem.w.row_bytes * kR, xp, 0, acc, 16);
+  unsigned nan = Block<F, kR, 1, 1>(rows, problem.chunks, problem.w.row_bytes * kR, xp, acc, 16);
   if (problem.tail_columns != 0) {
     const float* tail_x = xp + problem.chunks * Shape<F>::kChunkColumns;
     for (int r = 0; r < kR; ++r) {
-      const Tail<F> tail(problem.At(o + r, problem.chunks), problem.tail_columns);
+      Tail<F> tail;
+      tail.Fill(problem.At(o + r, problem.chunks), problem.tail_columns);
       const Row row{tail.data, tail.scales};
-      nan |= Block<F, 1, 1>(&row, 1, 0, tail_x, 0, acc + r * 16, 16) << r;
+      nan |= Block<F, 1, 1, 1>(&row, 1, 0, tail_x, acc + r * 16, 16) << r;
     }
   }
   for (int r = 0; r < kR; ++r) y[r] = problem.Finish(o + r, acc + r * 16, (nan >> r & 1U) != 0);
 }
 
-template <Format F>
-HWY_INLINE unsigned BlockOfBatch(const Row& row, std::int64_t chunks, std::int64_t ahead,
-                                 const float* x, std::int64_t x_stride, std::int64_t batch,
-                                 float* acc) {
-  switch (batch) {
-    case 1:
-      return Block<F, 1, 1>(&row, chunks, ahead, x, x_stride, acc, 0);
-    case 2:
-      return Block<F, 1, 2>(&row, chunks, ahead, x, x_stride, acc, 0);
-    case 3:
-      return Block<F, 1, 3>(&row, chunks, ahead, x, x_stride, acc, 0);
-    default:
-      return Block<F, 1, kBatch>(&row, chunks, ahead, x, x_stride, acc, 0);
+// Copies `count` permuted activations to [chunk][element][count][16].
+HWY_INLINE void SideBySide(const float* x, std::int64_t x_stride, std::int64_t count,
+                           std::int64_t columns, float* HWY_RESTRICT out) {
+  for (std::int64_t i = 0; i < columns; i += 16) {
+    for (std::int64_t b = 0; b < count; ++b) {
+      std::memcpy(out + i * count + b * 16, x + b * x_stride + i, 16 * sizeof(float));
+    }
   }
 }
 
+// Some rows, from `row_of(r)`, times kB activations; returns a bit per row with a NaN code.
+template <Format F, int kB, typename RowOf>
+HWY_INLINE std::uint64_t RowsTimesSome(const RowOf& row_of, std::int64_t rows, std::int64_t chunks,
+                                       std::int64_t ahead, const float* x, float* acc) {
+  constexpr std::int64_t kAccRow = kTileBatch * 16;
+  std::uint64_t nan = 0;
+  std::int64_t r = 0;
+  if constexpr (kBatchRows > 1) {
+    for (; r + kBatchRows <= rows; r += kBatchRows) {
+      Row pair[kBatchRows];
+      for (int i = 0; i < kBatchRows; ++i) pair[i] = row_of.At(r + i);
+      const std::uint64_t found = Block<F, kBatchRows, kBatchParts, kB>(
+          pair, chunks, ahead * kBatchRows, x, acc + r * kAccRow, kAccRow);
+      nan |= found << r;
+    }
+  }
+  for (; r < rows; ++r) {
+    const Row row = row_of.At(r);
+    const std::uint64_t found =
+        Block<F, 1, kBatchParts, kB>(&row, chunks, ahead, x, acc + r * kAccRow, kAccRow);
+    nan |= found << r;
+  }
+  return nan;
+}
+
+template <Format F, typename RowOf>
+HWY_INLINE std::uint64_t RowsTimesBatch(const RowOf& row_of, std::int64_t rows, std::int64_t chunks,
+                                        std::int64_t ahead, const float* x, std::int64_t batch,
+                                        float* acc) {
+  switch (batch) {
+    case 1:
+      return RowsTimesSome<F, 1>(row_of, rows, chunks, ahead, x, acc);
+    case 2:
+      return RowsTimesSome<F, 2>(row_of, rows, chunks, ahead, x, acc);
+    case 3:
+      return RowsTimesSome<F, 3>(row_of, rows, chunks, ahead, x, acc);
+    default:
+      return RowsTimesSome<F, kBatch>(row_of, rows, chunks, ahead, x, acc);
+  }
+}
+
+template <Format F>
+struct StoredRows {
+  const Problem<F>& problem;
+  std::int64_t first, chunk;
+  HWY_INLINE Row At(std::int64_t r) const { return problem.At(first + r, chunk); }
+};
+
+template <Format F>
+struct TailRows {
+  const Tail<F>* tails;
+  HWY_INLINE Row At(std::int64_t r) const { return Row{tails[r].data, tails[r].scales}; }
+};
+
 // At most kTileRows rows times at most kTileBatch activations.
 template <Format F>
-void Tile(const Problem<F>& problem, std::int64_t o, std::int64_t rows, const float* xp,
-          std::int64_t x_stride, std::int64_t batch, float* y, std::int64_t y_stride) {
+HWY_NOINLINE void Tile(const Problem<F>& problem, std::int64_t o, std::int64_t rows,
+                       const float* xp, std::int64_t x_stride, std::int64_t batch, float* y,
+                       std::int64_t y_stride) {
   constexpr std::int64_t kBlockChunks = kBlockColumns / Shape<F>::kChunkColumns;
+  static_assert(kTileRows <= 64);
   alignas(64) float acc[kTileRows * kTileBatch * 16];
+  alignas(64) float side_by_side[kBatch * kBlockColumns];
   std::memset(acc, 0, static_cast<std::size_t>(rows * kTileBatch * 16) * sizeof(float));
-  unsigned nan = 0;
+  std::uint64_t nan = 0;
   for (std::int64_t c = 0; c < problem.chunks; c += kBlockChunks) {
     const std::int64_t chunks = std::min(kBlockChunks, problem.chunks - c);
-    const float* x = xp + c * Shape<F>::kChunkColumns;
+    const StoredRows<F> stored{problem, o, c};
     for (std::int64_t b = 0; b < batch; b += kBatch) {
       const std::int64_t count = std::min<std::int64_t>(kBatch, batch - b);
-      for (std::int64_t r = 0; r < rows; ++r) {
-        nan |= BlockOfBatch<F>(problem.At(o + r, c), chunks, problem.w.row_bytes, x + b * x_stride,
-                               x_stride, count, acc + (r * kTileBatch + b) * 16)
-               << r;
-      }
+      SideBySide(xp + b * x_stride + c * Shape<F>::kChunkColumns, x_stride, count,
+                 chunks * Shape<F>::kChunkColumns, side_by_side);
+      nan |= RowsTimesBatch<F>(stored, rows, chunks, problem.w.row_bytes, side_by_side, count,
+                               acc + b * 16);
     }
   }
   if (problem.tail_columns != 0) {
-    const float* x = xp + problem.chunks * Shape<F>::kChunkColumns;
+    Tail<F> tails[kTileRows];
     for (std::int64_t r = 0; r < rows; ++r) {
-      const Tail<F> tail(problem.At(o + r, problem.chunks), problem.tail_columns);
-      for (std::int64_t b = 0; b < batch; b += kBatch) {
-        const std::int64_t count = std::min<std::int64_t>(kBatch, batch - b);
-        nan |= BlockOfBatch<F>(Row{tail.data, tail.scales}, 1, 0, x + b * x_stride, x_stride, count,
-                               acc + (r * kTileBatch + b) * 16)
-               << r;
-      }
+      tails[r].Fill(problem.At(o + r, problem.chunks), problem.tail_columns);
+    }
+    for (std::int64_t b = 0; b < batch; b += kBatch) {
+      const std::int64_t count = std::min<std::int64_t>(kBatch, batch - b);
+      SideBySide(xp + b * x_stride + problem.chunks * Shape<F>::kChunkColumns, x_stride, count,
+                 Shape<F>::kChunkColumns, side_by_side);
+      nan |= RowsTimesBatch<F>(TailRows<F>{tails}, rows, 1, 0, side_by_side, count, acc + b * 16);
     }
   }
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -286,8 +344,8 @@ void MatmulOf(const Matrix& w, std::int64_t row_begin, std::int64_t row_end, std
     for (; o < row_end; ++o) RowsTimesOne<F, 1>(problem, o, xp, y + (o - row_begin));
     return;
   }
-  for (std::int64_t b = 0; b < batch; b += kTileBatch) {
-    for (std::int64_t o = row_begin; o < row_end; o += kTileRows) {
+  for (std::int64_t o = row_begin; o < row_end; o += kTileRows) {
+    for (std::int64_t b = 0; b < batch; b += kTileBatch) {
       Tile<F>(problem, o, std::min(kTileRows, row_end - o), xp + b * x_stride, x_stride,
               std::min(kTileBatch, batch - b), y + b * y_stride + (o - row_begin), y_stride);
     }
