@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::size_t kMaxConfigBytes = std::size_t{16} << 20;
 constexpr std::size_t kMaxIndexBytes = std::size_t{100} << 20;
+// Files whose tensors are arranged for some kernel say so here; without it they are plain.
+constexpr const char* kLayoutKey = "monolayer.layout";
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
@@ -157,6 +159,12 @@ Status Checkpoint::State::load(const ModelSource& source) {
   ML_ASSIGN_OR_RETURN(files, open_files(source, path, notes));
   std::size_t copied = 0;
   for (const SafetensorsFile& file : files) {
+    const auto layout = file.metadata().find(kLayoutKey);
+    if (layout != file.metadata().end() && layout->second != "plain") {
+      return {Code::kUnsupported, file.path(),
+              std::string("__metadata__ ") + kLayoutKey + " is " + quote_name(layout->second) +
+                  ", a checkpoint's tensors are 'plain'"};
+    }
     file_bytes += file.file_bytes();
     copied += file.copied_bytes();
     for (const TensorView& tensor : file.tensors()) {

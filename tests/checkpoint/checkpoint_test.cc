@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/expect_refused.h"
 #include "checkpoint/temp_files.h"
 
 namespace monolayer {
@@ -59,6 +60,24 @@ TEST(Checkpoint, OpensEveryOracleCaseAndSeesEveryTensor) {
     EXPECT_TRUE(checkpoint->verify_unchanged().ok());
     EXPECT_TRUE(checkpoint->touch_all().ok());
   }
+}
+
+// Fault 14: rearranged bytes behind a plain shape are only safe when the file says so.
+TEST(Faults14_LayoutTag, OtherLayoutsAreRefusedAndUntaggedMeansPlain) {
+  const TempDir dir;
+  write_file(dir.at("config.json"), "{}");
+  const auto status = [&](const std::string& metadata) {
+    write_file(
+        dir.at("model.safetensors"),
+        safetensors("{" + metadata + R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                    "x"));
+    return Checkpoint::open(dir.path()).status();
+  };
+  EXPECT_TRUE(status("").ok());
+  EXPECT_TRUE(status(R"("__metadata__":{"format":"pt"},)").ok());
+  EXPECT_TRUE(status(R"("__metadata__":{"monolayer.layout":"plain"},)").ok());
+  expect_refused(status(R"("__metadata__":{"monolayer.layout":"mx-lanes-1"},)"), Code::kUnsupported,
+                 {dir.at("model.safetensors"), "monolayer.layout", "'mx-lanes-1'"});
 }
 
 }  // namespace
