@@ -225,14 +225,20 @@ struct Reference::State {
   }
 
   // residual += mlp(norm(residual)), dense or routed.
-  void feed_forward(const Layer& layer, bool moe, std::vector<std::vector<float>>& residual) const {
-    for (std::vector<float>& row : residual) {
+  void feed_forward(std::int64_t l, const Layer& layer, std::vector<std::vector<float>>& residual,
+                    TraceSink* sink) const {
+    const bool moe = config.layers[static_cast<std::size_t>(l)].moe;
+    for (std::size_t r = 0; r < residual.size(); ++r) {
+      std::vector<float>& row = residual[r];
       std::vector<float> x(row.size()), out(row.size());
       gemma_norm(row.data(), layer.post_norm, config.rms_eps, x.data());
       if (moe) {
         std::vector<float> logits(static_cast<std::size_t>(config.num_experts));
         project(layer.router, x.data(), logits.data());
-        for (const RoutedExpert& expert : route(config, logits, layer.router_bias)) {
+        const std::vector<RoutedExpert> chosen = route(config, logits, layer.router_bias);
+        report_experts(l, position + static_cast<std::int64_t>(r), chosen, logits,
+                       layer.router_bias, sink);
+        for (const RoutedExpert& expert : chosen) {
           layer.mlps[static_cast<std::size_t>(expert.id)].accumulate(config, x.data(),
                                                                      expert.weight, out);
         }
@@ -245,6 +251,19 @@ struct Reference::State {
       }
       for (std::size_t c = 0; c < out.size(); ++c) row[c] += out[c];
     }
+  }
+
+  static void report_experts(std::int64_t layer, std::int64_t row,
+                             const std::vector<RoutedExpert>& chosen, const std::vector<float>& logits,
+                             std::span<const float> bias, TraceSink* sink) {
+    if (sink == nullptr) return;
+    std::vector<std::int32_t> ids;
+    for (const RoutedExpert& expert : chosen) ids.push_back(static_cast<std::int32_t>(expert.id));
+    std::vector<float> scores = logits;
+    for (std::size_t e = 0; e < scores.size(); ++e) {
+      scores[e] = 1.0F / (1.0F + std::exp(-logits[e])) + (bias.empty() ? 0.0F : bias[e]);
+    }
+    sink->experts(layer, row, ids, scores);
   }
 
   Status check(std::span<const std::int32_t> tokens, std::int64_t logit_rows) const;
@@ -295,7 +314,7 @@ std::vector<float> Reference::State::run(std::span<const std::int32_t> tokens,
     report(l, residual, sink);
     const Layer& decoded = layer(static_cast<std::size_t>(l));
     attention(l, decoded, residual, sink);
-    feed_forward(decoded, config.layers[static_cast<std::size_t>(l)].moe, residual);
+    feed_forward(l, decoded, residual, sink);
   }
   const std::vector<float> final_norm = decode(weights.final_norm);
   for (std::vector<float>& row : residual)

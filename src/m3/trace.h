@@ -16,6 +16,9 @@ class TraceSink {
   // `scores` holds the pooled score of every existing block (forced blocks: their raw score).
   virtual void blocks(std::int64_t layer, std::int64_t row, std::int64_t head,
                       std::span<const std::int32_t> ids, std::span<const float> scores) = 0;
+  // Experts of one row on an MoE layer, ascending; `scores` holds score + bias of every expert.
+  virtual void experts(std::int64_t /*layer*/, std::int64_t /*row*/,
+                       std::span<const std::int32_t> /*ids*/, std::span<const float> /*scores*/) {}
 };
 
 }  // namespace monolayer::m3

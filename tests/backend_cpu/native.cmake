@@ -5,3 +5,7 @@ target_link_libraries(backend_cpu_testing PUBLIC monolayer_backend_cpu monolayer
 target_include_directories(backend_cpu_testing PUBLIC ${CMAKE_SOURCE_DIR}/tests)
 monolayer_test(backend_cpu_native_invariance SOURCES native_invariance_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_native_reference SOURCES native_reference_test.cc DEPS backend_cpu_testing)
+monolayer_test(backend_cpu_native_oracle SOURCES native_oracle_test.cc DEPS backend_cpu_testing)
+monolayer_test(backend_cpu_native_step SOURCES native_step_test.cc DEPS backend_cpu_testing)
+monolayer_test(backend_cpu_native_traffic SOURCES native_traffic_test.cc DEPS backend_cpu_testing)
+monolayer_test(backend_cpu_cache SOURCES cache_test.cc DEPS backend_cpu_testing)

@@ -27,6 +27,13 @@ class Recorder : public m3::TraceSink {
     selections[{layer, row, head}].assign(ids.begin(), ids.end());
     block_scores[{layer, row, head}].assign(scores.begin(), scores.end());
   }
+  void experts(std::int64_t layer, std::int64_t row, std::span<const std::int32_t> ids,
+               std::span<const float> scores) override {
+    chosen_experts[{layer, row}].assign(ids.begin(), ids.end());
+    expert_scores[{layer, row}].assign(scores.begin(), scores.end());
+  }
+  std::map<std::tuple<std::int64_t, std::int64_t>, std::vector<std::int32_t>> chosen_experts;
+  std::map<std::tuple<std::int64_t, std::int64_t>, std::vector<float>> expert_scores;
   std::map<std::tuple<std::int64_t, std::int64_t>, std::vector<float>> hidden_rows;
   std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::vector<std::int32_t>>
       selections;

@@ -88,7 +88,8 @@ TEST_P(AgainstReference, HiddenAndLogits) {
   for (const auto& [key, values] : expected.hidden_rows) {
     errors.push_back(relative_l2(out.trace.hidden_rows.at(key), values));
   }
-  const auto wide = std::count_if(errors.begin(), errors.end(), [&](double e) { return e > bound; });
+  const auto wide =
+      std::count_if(errors.begin(), errors.end(), [&](double e) { return e > bound; });
   std::sort(errors.begin(), errors.end());
   const double median = errors[errors.size() / 2];
   const double total = relative_l2(out.logits, *logits);

@@ -8,6 +8,7 @@
 #include "backend/cpu/model_view.h"
 #include "backend/cpu/partition.h"
 #include "backend/cpu/split_sum.h"
+#include "m3/trace.h"
 
 namespace monolayer::cpu {
 
@@ -46,6 +47,10 @@ void router_logits(const StepContext& step, const LayerView& layer, Range expert
 // `scratch`: num_experts floats; `chosen`: experts_per_token entries.
 void route_row(const StepContext& step, const LayerView& layer, std::int64_t row, float* scratch,
                RoutedExpert* chosen);
+
+// Reports every row's experts and what they were chosen by.
+void trace_experts(const StepContext& step, const LayerView& layer, std::int64_t layer_index,
+                   const RoutedExpert* chosen, m3::TraceSink& sink);
 
 // All rows to the dense MLP.
 void plan_dense(const StepContext& step, const LayerView& layer, MlpPlan& plan);

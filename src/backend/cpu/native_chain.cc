@@ -66,7 +66,7 @@ void NativeChain::run(const StepContext& step, std::vector<float>& logits, m3::T
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     trace_rows(step, layer, act_.hidden.data(), sink);
     attention_block(step, layer, sink);
-    mlp_block(step, layer);
+    mlp_block(step, layer, sink);
   }
   head(step, logits, sink);
 }
@@ -133,7 +133,7 @@ void NativeChain::attend(const StepContext& step, std::int64_t layer) {
   add_down(step, {&term, 1});
 }
 
-void NativeChain::mlp_block(const StepContext& step, std::int64_t layer) {
+void NativeChain::mlp_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink) {
   const LayerView& view = view_.layers[static_cast<std::size_t>(layer)];
   const unsigned kinds = mlp_kinds(view);
   each_share(plan_.rows(),
@@ -150,6 +150,7 @@ void NativeChain::mlp_block(const StepContext& step, std::int64_t layer) {
                   chosen_.data() + r * config_.experts_per_token);
       }
     });
+    if (sink != nullptr) trace_experts(step, view, layer, chosen_.data(), *sink);
     plan_experts(step, view, chosen_.data(), mlp_);
   } else {
     plan_dense(step, view, mlp_);

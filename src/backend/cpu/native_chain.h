@@ -30,7 +30,7 @@ class NativeChain : public Native {
   void attention_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
   void select(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
   void attend(const StepContext& step, std::int64_t layer);
-  void mlp_block(const StepContext& step, std::int64_t layer);
+  void mlp_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
   void head(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink);
   void add_down(const StepContext& step, std::span<const SplitTerm> terms);
 

@@ -5,6 +5,20 @@
 #include "backend/cpu/row_stages.h"
 
 namespace monolayer::cpu {
+namespace {
+
+float sigmoid(const Tiles& tiles, float x) { return 1.0F / (1.0F + tiles.exponential(-x)); }
+
+// What experts are chosen by.
+void biased_scores(const StepContext& step, const LayerView& layer, const float* logits,
+                   float* scores) {
+  for (std::int64_t e = 0; e < layer.router.rows; ++e) {
+    scores[e] = sigmoid(step.tiles, logits[e]) +
+                (layer.router_bias.empty() ? 0.0F : layer.router_bias[static_cast<std::size_t>(e)]);
+  }
+}
+
+}  // namespace
 
 void router_logits(const StepContext& step, const LayerView& layer, Range experts,
                    Traffic& traffic) {
@@ -20,12 +34,8 @@ void route_row(const StepContext& step, const LayerView& layer, std::int64_t row
   const std::int64_t experts = layer.router.rows;
   const std::int64_t k = step.config.experts_per_token;
   const float* logits = step.act.router_logits.data() + row * experts;
-  const auto score = [&](std::int64_t e) {
-    return 1.0F / (1.0F + step.tiles.exponential(-logits[e]));
-  };
-  for (std::int64_t e = 0; e < experts; ++e) {
-    scratch[e] = score(e) + (layer.router_bias.empty() ? 0.0F : layer.router_bias[e]);
-  }
+  const auto score = [&](std::int64_t e) { return sigmoid(step.tiles, logits[e]); };
+  biased_scores(step, layer, logits, scratch);
   // k passes of "largest not yet taken": a NaN is never larger, so it is only taken last, and the
   // choice stays valid whatever the logits are.
   std::int64_t taken = 0;
@@ -49,7 +59,21 @@ void route_row(const StepContext& step, const LayerView& layer, std::int64_t row
   float sum = 0;
   for (std::int64_t i = 0; i < k; ++i) sum += chosen[i].weight;
   for (std::int64_t i = 0; i < k; ++i) {
-    chosen[i].weight = step.config.routed_scale * chosen[i].weight / sum;
+    chosen[i].weight = step.config.routed_scale * (chosen[i].weight / sum);
+  }
+}
+
+void trace_experts(const StepContext& step, const LayerView& layer, std::int64_t layer_index,
+                   const RoutedExpert* chosen, m3::TraceSink& sink) {
+  const std::int64_t k = step.config.experts_per_token;
+  std::vector<float> scores(static_cast<std::size_t>(layer.router.rows));
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(k));
+  for (std::int64_t row = 0; row < step.plan.rows(); ++row) {
+    biased_scores(step, layer, step.act.router_logits.data() + row * layer.router.rows,
+                  scores.data());
+    std::transform(chosen + row * k, chosen + (row + 1) * k, ids.begin(),
+                   [](const RoutedExpert& c) { return c.expert; });
+    sink.experts(layer_index, step.plan.row(row).position, ids, scores);
   }
 }
 
