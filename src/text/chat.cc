@@ -167,6 +167,16 @@ Result<std::string> ChatTemplate::render(const ChatInput& input) const {
   return std::move(rendered.text);
 }
 
+Result<ChatPrompt> ChatTemplate::render_prompt(const ChatInput& input) const {
+  ML_ASSIGN_OR_RETURN(jinja::Rendered rendered, render_marked(input));
+  ChatPrompt prompt;
+  for (const jinja::Mark& mark : rendered.untrusted) {
+    prompt.literal.push_back({mark.begin, mark.end});
+  }
+  prompt.text = std::move(rendered.text);
+  return prompt;
+}
+
 Result<std::vector<TextSegment>> ChatTemplate::render_segments(const ChatInput& input) const {
   ML_ASSIGN_OR_RETURN(const jinja::Rendered rendered, render_marked(input));
   std::vector<TextSegment> segments;

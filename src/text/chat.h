@@ -11,6 +11,7 @@
 
 #include "core/status.h"
 #include "text/jinja/template.h"
+#include "text/tokenizer_added.h"
 
 namespace monolayer {
 
@@ -47,6 +48,12 @@ struct TextSegment {
   bool operator==(const TextSegment&) const = default;
 };
 
+// The prompt as the tokenizer takes it: EncodeOptions{.allow_special = true, .literal = ...}.
+struct ChatPrompt {
+  std::string text;
+  std::vector<TextSpan> literal;  // untrusted bytes, in which no control token is recognised
+};
+
 // Immutable; rendering from several threads at once is fine.
 class ChatTemplate {
  public:
@@ -63,6 +70,7 @@ class ChatTemplate {
   // "reasoning" of a message becomes "reasoning_content" if that is absent. Errors name the
   // message's field or the template's line.
   Result<std::string> render(const ChatInput& input) const;
+  Result<ChatPrompt> render_prompt(const ChatInput& input) const;
   // The same text in pieces; neighbours differ in trust, none is empty.
   Result<std::vector<TextSegment>> render_segments(const ChatInput& input) const;
 
