@@ -13,7 +13,6 @@
 namespace monolayer {
 namespace {
 
-using testing_files::Piece;
 using testing_files::safetensors;
 using testing_files::TempDir;
 using testing_files::write_file;

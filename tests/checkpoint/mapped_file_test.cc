@@ -145,6 +145,7 @@ TEST(Faults_TruncatedAfterMapping, EveryThreadHasItsOwnGuard) {
   ASSERT_EQ(::truncate(path.c_str(), 0), 0);
   std::vector<std::thread> threads;
   std::array<Status, 4> statuses;
+  threads.reserve(statuses.size());
   for (Status& status : statuses) {
     threads.emplace_back([&] {
       for (int i = 0; i < 20; ++i) status = guard_reads([&] { sum(file->bytes()); });

@@ -21,7 +21,7 @@ using testing_files::write_file;
 Status open_status(const std::string& bytes) {
   const TempDir dir;
   const std::string path = write_file(dir.at("model.safetensors"), bytes);
-  const Status mapped = SafetensorsFile::open(path).status();
+  Status mapped = SafetensorsFile::open(path).status();
   const Status memory =
       SafetensorsFile::from_memory(path, std::as_bytes(std::span(bytes))).status();
   EXPECT_EQ(mapped.to_string(), memory.to_string());

@@ -101,6 +101,7 @@ TEST(SafetensorsWriter, AnAbandonedWriterKeepsTheOldFile) {
 TEST(ShardedWriter, SplitsByBytesAndTheReaderAgrees) {
   const TempDir dir;
   std::vector<TensorPlan> plan;
+  plan.reserve(8);
   for (int i = 0; i < 7; ++i)
     plan.push_back({std::string("t").append(std::to_string(i)), DType::kU8, {100}});
   plan.push_back({"large", DType::kU8, {1000}});
