@@ -42,6 +42,7 @@ int run(int argc, char** argv) {
   Program program;
   program.app.set_version_flag("--version", std::string("monolayer ") + MONOLAYER_VERSION);
   program.app.require_subcommand(1);
+  add_generate(program);
   add_trace(program);
   add_inspect(program);
   add_synth(program);

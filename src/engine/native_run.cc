@@ -51,6 +51,13 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
   return run;
 }
 
+std::unique_ptr<cpu::ThreadTeam> NativeRun::release_team() {
+  native_.reset();
+  pool_.reset();
+  weights_ = {};
+  return std::move(team_);
+}
+
 Result<std::vector<float>> NativeRun::append(std::span<const std::int32_t> tokens,
                                              std::int64_t logit_rows, m3::TraceSink* sink) {
   cpu::StepSequence sequence;

@@ -47,6 +47,8 @@ class NativeRun {
   // logits of the last `logit_rows`.
   Result<std::vector<float>> append(std::span<const std::int32_t> tokens, std::int64_t logit_rows,
                                     m3::TraceSink* sink);
+  // Gives up everything but the threads, which the caller gets; nothing else may be called then.
+  std::unique_ptr<cpu::ThreadTeam> release_team();
   // Starts that sequence again with `length` tokens taken as cached.
   void rewind(std::int64_t length) { length_ = length; }
 

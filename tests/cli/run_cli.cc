@@ -74,8 +74,10 @@ Outcome run_cli(const std::vector<std::string>& arguments, const RunOptions& opt
   close(out[0]);
   close(err[0]);
   int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  struct rusage usage {};
+  while (wait4(child, &status, 0, &usage) < 0 && errno == EINTR) {
   }
+  outcome.peak_rss_bytes = static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
   outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return outcome;
 }

@@ -10,6 +10,7 @@ namespace monolayer::cli_test {
 struct Outcome {
   int exit_code = -1;  // 128 + signal when killed
   std::string out, err;
+  std::int64_t peak_rss_bytes = 0;
 };
 
 struct RunOptions {
