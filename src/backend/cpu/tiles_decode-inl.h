@@ -65,6 +65,7 @@ constexpr int kParts = 16 / kN;
 
 HWY_INLINE VF AsFloat(VU v) { return hn::BitCast(DF(), v); }
 
+// Constructors are spelled out: implicit ones are compiled without the instruction set.
 template <Format F>
 struct Decoder;
 
@@ -72,6 +73,7 @@ template <>
 struct Decoder<Format::kF32> {
   static constexpr int kWordBytes = 4;
   VU words;
+  HWY_INLINE Decoder() {}
   HWY_INLINE void Load(const std::uint8_t* p) {
     words = hn::LoadU(DU(), reinterpret_cast<const std::uint32_t*>(p));
   }
@@ -85,6 +87,7 @@ template <>
 struct Decoder<Format::kBF16> {
   static constexpr int kWordBytes = 4;
   VU words;
+  HWY_INLINE Decoder() {}
   HWY_INLINE void Load(const std::uint8_t* p) {
     words = hn::LoadU(DU(), reinterpret_cast<const std::uint32_t*>(p));
   }
@@ -110,6 +113,7 @@ template <>
 struct Decoder<Format::kE4M3> {
   static constexpr int kWordBytes = 2;
   VU16 words;
+  HWY_INLINE Decoder() {}
   HWY_INLINE void Load(const std::uint8_t* p) {
     words = hn::LoadU(DU16(), reinterpret_cast<const std::uint16_t*>(p));
   }
@@ -121,7 +125,9 @@ struct Decoder<Format::kE4M3> {
 };
 
 template <>
-struct Decoder<Format::kMXFP8> : Decoder<Format::kE4M3> {};
+struct Decoder<Format::kMXFP8> : Decoder<Format::kE4M3> {
+  HWY_INLINE Decoder() {}
+};
 
 #if HWY_TARGET <= HWY_AVX3
 // A permute of 16 float32 is the look-up; it uses the low four bits of each index only.
@@ -129,6 +135,7 @@ template <>
 struct Decoder<Format::kMXFP4> {
   static constexpr int kWordBytes = 4;
   VU words;
+  HWY_INLINE Decoder() {}
   HWY_INLINE void Load(const std::uint8_t* p) {
     words = hn::LoadU(DU(), reinterpret_cast<const std::uint32_t*>(p));
   }
@@ -145,6 +152,7 @@ template <>
 struct Decoder<Format::kMXFP4> {
   static constexpr int kWordBytes = 4;
   VU even, odd;
+  HWY_INLINE Decoder() {}
   HWY_INLINE void Load(const std::uint8_t* p) {
     const DU du;
     const hn::Repartition<std::uint8_t, DU> db;
