@@ -254,8 +254,9 @@ struct Reference::State {
   }
 
   static void report_experts(std::int64_t layer, std::int64_t row,
-                             const std::vector<RoutedExpert>& chosen, const std::vector<float>& logits,
-                             std::span<const float> bias, TraceSink* sink) {
+                             const std::vector<RoutedExpert>& chosen,
+                             const std::vector<float>& logits, std::span<const float> bias,
+                             TraceSink* sink) {
     if (sink == nullptr) return;
     std::vector<std::int32_t> ids;
     for (const RoutedExpert& expert : chosen) ids.push_back(static_cast<std::int32_t>(expert.id));
