@@ -4,7 +4,7 @@ SHELL := /bin/bash
 JOBS ?= $(shell nproc)
 export MONOLAYER_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 BIN := build/cpu/bin/monolayer
-QUESTION ?= Tom has 12 apples. He buys 7 more and gives 5 to Anna. How many apples does Tom have now?
+QUESTION ?= Tom has 12 apples. Anna gives Tom 7 more apples. How many apples does Tom have?
 
 .PHONY: help setup build demo test test-long test-asan test-tsan lint format bench fuzz fuzz-short clean
 
@@ -29,8 +29,8 @@ build:
 	@cmake --build --preset cpu -j $(JOBS)
 
 demo: build
-	@echo "demo: $(BIN) generate --prompt \"$(QUESTION)\""
-	@$(BIN) generate --prompt "$(QUESTION)"
+	@echo "demo: $(BIN) generate --temperature 0 --prompt \"$(QUESTION)\""
+	@$(BIN) generate --temperature 0 --prompt "$(QUESTION)"
 
 test:
 	@scripts/setup.sh build test lint

@@ -108,6 +108,9 @@ def peer(env, template, variables):
         return {"error": f"{type(problem).__name__}: {problem}"}
     try:
         return {"text": parsed.render(**variables)}
+    except NameError as problem:
+        # A constant folded to nan or inf is written into the compiled template as a bare name.
+        return {"quirk": str(problem)}
     except (jinja2.exceptions.TemplateError, TypeError, ValueError, ArithmeticError, LookupError,
             AttributeError, SyntaxError, AssertionError, RecursionError) as problem:
         return {"error": f"{type(problem).__name__}: {problem}"}

@@ -83,10 +83,13 @@ class [[nodiscard]] Result {
     if (!ml_status_.ok()) return ml_status_; \
   } while (false)
 
-// Evaluates a Result; assigns its value to `lhs` or returns its Status.
+// Evaluates a Result; assigns its value to `lhs` (which may be a declaration, so it cannot stand in
+// parentheses) or returns its Status.
+// NOLINTBEGIN(bugprone-macro-parentheses)
 #define ML_ASSIGN_OR_RETURN(lhs, expr) \
   ML_ASSIGN_OR_RETURN_IMPL(ML_CONCAT(ml_result_, __LINE__), lhs, expr)
 #define ML_ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr) \
   auto tmp = (expr);                             \
   if (!tmp.ok()) return tmp.status();            \
   lhs = std::move(tmp).value()
+// NOLINTEND(bugprone-macro-parentheses)
