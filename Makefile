@@ -69,7 +69,7 @@ format:
 bench:
 	@scripts/setup.sh build test bench
 	@echo "bench: building and running bench/"
-	@cmake --preset cpu -DBUILD_TESTING=ON -DMONOLAYER_BENCH=ON >/dev/null
+	@cmake --preset cpu -DBUILD_TESTING=ON >/dev/null
 	@cmake --build --preset cpu -j $(JOBS)
 	@scripts/run_benches.sh build/cpu
 

@@ -259,6 +259,7 @@ struct Reference::State {
                              TraceSink* sink) {
     if (sink == nullptr) return;
     std::vector<std::int32_t> ids;
+    ids.reserve(chosen.size());
     for (const RoutedExpert& expert : chosen) ids.push_back(static_cast<std::int32_t>(expert.id));
     std::vector<float> scores = logits;
     for (std::size_t e = 0; e < scores.size(); ++e) {
