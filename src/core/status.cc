@@ -20,6 +20,12 @@ std::string_view code_name(Code code) {
       return "i/o error";
     case Code::kInternal:
       return "internal error";
+    case Code::kFailedPrecondition:
+      return "failed precondition";
+    case Code::kDeadlineExceeded:
+      return "deadline exceeded";
+    case Code::kPeerRefused:
+      return "refused by another rank";
   }
   return "unknown";
 }

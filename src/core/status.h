@@ -13,13 +13,16 @@ namespace monolayer {
 // What kind of thing went wrong; the message says which thing and which bound.
 enum class Code : std::uint8_t {
   kOk = 0,
-  kInvalidArgument,    // the caller passed a value outside its documented bounds
-  kInvalidFile,        // a file's bytes break the format (names file, tensor or field)
-  kNotFound,           // a file, folder, tensor or revision does not exist
-  kUnsupported,        // well formed, but a feature this build does not have (named)
-  kResourceExhausted,  // not enough memory, disk or cache for the request (states both numbers)
-  kIoError,            // the operating system refused a read or write
-  kInternal,           // a broken invariant of ours: always a bug
+  kInvalidArgument,     // the caller passed a value outside its documented bounds
+  kInvalidFile,         // a file's bytes break the format (names file, tensor or field)
+  kNotFound,            // a file, folder, tensor or revision does not exist
+  kUnsupported,         // well formed, but a feature this build does not have (named)
+  kResourceExhausted,   // not enough memory, disk or cache for the request (states both numbers)
+  kIoError,             // the operating system refused a read or write
+  kInternal,            // a broken invariant of ours: always a bug
+  kFailedPrecondition,  // a call out of order: use after close, forward before prepare
+  kDeadlineExceeded,    // a peer did not answer in time; the group is unusable from then on
+  kPeerRefused,         // another rank refused at an agreement point
 };
 
 std::string_view code_name(Code code);
