@@ -10,9 +10,11 @@ ALLOWED = {
     "checkpoint": {"core"},
     "text": {"core"},
     "m3": {"core", "checkpoint"},
-    "backend/cpu": {"core", "checkpoint", "m3"},
-    "engine": {"core", "checkpoint", "text", "m3", "backend/cpu"},
-    "cli": {"core", "checkpoint", "text", "m3", "backend/cpu", "engine"},
+    "tp": {"core"},
+    "mono": {"core", "checkpoint", "text", "tp", "m3"},
+    "backend/cpu": {"core", "checkpoint", "tp", "m3", "mono"},
+    "engine": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu"},
+    "cli": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "engine"},
 }
 MAX_LINES = 600
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
