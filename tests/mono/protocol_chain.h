@@ -71,6 +71,7 @@ struct Chain {
   WaitPolicy policy;
   int rank = 0, ranks = 1;
   std::function<bool(int layer, int site)> before_stage = [](int, int) { return true; };
+  std::function<void(int layer, int site)> after_send = [](int, int) {};
 
   bool run(const Mailbox& mailbox, std::uint32_t seed, std::vector<float>& values,
            bool* stopped = nullptr) const {
@@ -97,7 +98,10 @@ struct Chain {
         const Block block{0, shape.rows, 0, shape.columns, values.data(), shape.columns};
         const WaitPlace place{rank, layer, site, site == 0 ? "attention sum" : "mlp sum"};
         const Exchange exchange = mailbox.exchange(site, layer, shape.rows);
-        if (!mailbox.all_reduce(exchange, block, policy, place)) return false;
+        mailbox.send(exchange, block);
+        after_send(layer, site);
+        if (!mailbox.reduce(exchange, block, policy, place)) return false;
+        if (!mailbox.gather(exchange, block, policy, place)) return false;
         chain_mix(shape, values);
       }
     }
