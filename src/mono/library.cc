@@ -1,0 +1,316 @@
+#include "mono/library.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <exception>
+#include <new>
+
+namespace monolayer::mono {
+namespace {
+
+using std::to_string;
+
+constexpr std::size_t kBufferAlignment = 64;
+
+// FNV-1a over what must be the same on every rank.
+class Fingerprint {
+ public:
+  void add(std::int64_t value) {
+    for (int i = 0; i < 8; ++i) {
+      hash_ = (hash_ ^ (static_cast<std::uint64_t>(value) >> (8 * i) & 0xffU)) * 0x100000001b3U;
+    }
+  }
+  void add(double value) { add(std::bit_cast<std::int64_t>(value)); }
+  std::uint64_t value() const { return hash_; }
+
+ private:
+  std::uint64_t hash_ = 0xcbf29ce484222325U;
+};
+
+std::uint64_t fingerprint(const LibraryInput& input) {
+  Fingerprint f;
+  const ml_model& m = input.model;
+  const std::int64_t integers[] = {
+      m.num_layers,   m.hidden_size,   m.num_heads,          m.num_kv_heads,      m.head_dim,
+      m.rotary_dim,   m.index_heads,   m.index_dim,          m.block_size,        m.topk_blocks,
+      m.init_blocks,  m.local_blocks,  m.num_experts,        m.experts_per_token, m.expert_width,
+      m.shared_width, m.max_positions, input.context.tp_size};
+  for (const std::int64_t value : integers) f.add(value);
+  const double numbers[] = {m.rope_theta,   m.rms_eps,      m.routed_scale,
+                            m.swiglu_alpha, m.swiglu_limit, m.swiglu_beta};
+  for (const double value : numbers) f.add(value);
+  for (std::size_t i = 0; i < input.layers.size(); ++i) {
+    const ml_cache_spec& cache = input.caches[i];
+    const std::int64_t values[] = {input.layers[i].spec.layer_id, cache.k.dtype, cache.index.dtype,
+                                   cache.max_context};
+    for (const std::int64_t value : values) f.add(value);
+    f.add(double{cache.k_scale});
+    f.add(double{cache.v_scale});
+    f.add(double{cache.index_scale});
+  }
+  return f.value();
+}
+
+Status check_group(const tp::Group* group, const ml_tp_context& context) {
+  const int rank = group != nullptr ? group->rank() : 0;
+  const int size = group != nullptr ? group->size() : 1;
+  if (rank == context.rank && size == context.tp_size) return {};
+  return {Code::kInvalidArgument, "context.rank",
+          "rank " + to_string(context.rank) + " of " + to_string(context.tp_size) +
+              ", the group's handle is rank " + to_string(rank) + " of " + to_string(size)};
+}
+
+}  // namespace
+
+Status agree_at(tp::Group* group, const std::string& stage, const Status& mine,
+                std::chrono::milliseconds timeout) {
+  if (group == nullptr || group->size() == 1) return mine;
+  const tp::Agreement all = group->agree(mine, Deadline(timeout));
+  switch (all.outcome) {
+    case tp::Agreement::Outcome::kAgreed:
+      return {};
+    case tp::Agreement::Outcome::kUnsupported:
+      return {Code::kUnsupported, stage, all.status.message()};
+    default:
+      if (!mine.ok()) return mine;
+      // A group that is lost is not another rank's refusal.
+      if (!group->status().ok()) return all.status;
+      return {Code::kPeerRefused, stage, all.status.to_string()};
+  }
+}
+
+Result<std::unique_ptr<Library>> Library::create(LibraryInput input, LibraryBackend& backend,
+                                                 tp::Group* group, const LibraryOptions& options) {
+  const DeviceTraits& traits = backend.traits();
+  const auto agree = [&](const char* stage, const Status& mine) {
+    return agree_at(group, stage, mine, options.timeout);
+  };
+  ExecutorConfig config;
+  const Status checked = [&]() -> Status {
+    ML_RETURN_IF_ERROR(check_group(group, input.context));
+    ML_ASSIGN_OR_RETURN(config, check_input(input, traits));
+    return {};
+  }();
+  ML_RETURN_IF_ERROR(agree("layers and caches", checked));
+  if (group != nullptr) {
+    ML_RETURN_IF_ERROR(group->agree_same(fingerprint(input), "model, layer ids and cache formats",
+                                         Deadline(options.timeout)));
+  }
+  config.group = group;
+  ML_RETURN_IF_ERROR(agree("backend support", backend.supports(config)));
+
+  auto library = std::unique_ptr<Library>(new Library());
+  library->options_ = options;
+  library->group_ = group;
+  library->traits_ = traits;
+  library->config_ = config.shape;
+  library->storage_ = storage_pointers(input);
+  library->limits_ = {config.caches.front().blocks, config.caches.front().index_blocks,
+                      config.max_context};
+  const int workers = input.context.worker_threads;
+  library->input_ = std::move(input);
+  // From here to the end nothing of this object outlives a failure: closed_ keeps the destructor
+  // from speaking of leaks.
+  library->closed_ = true;
+  const auto allocate = [&]() -> Status {
+    const std::size_t rows = static_cast<std::size_t>(kMaxRows * config.shape.hidden_size);
+    const std::size_t padded = (rows + 31) / 32 * 32;
+    try {
+      library->buffers_.resize(4 * padded + kBufferAlignment / sizeof(bf16_t));
+    } catch (const std::bad_alloc&) {
+      return {Code::kResourceExhausted, "activation buffers",
+              to_string(8 * padded) + " bytes could not be allocated"};
+    }
+    auto at = reinterpret_cast<std::uintptr_t>(library->buffers_.data());
+    at = (at + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
+    auto* base = reinterpret_cast<bf16_t*>(at);
+    for (std::size_t i = 0; i < 2; ++i) {
+      library->outputs_[i] = {base + 2 * i * padded, base + (2 * i + 1) * padded};
+    }
+    return {};
+  };
+  ML_RETURN_IF_ERROR(agree("activation buffers", allocate()));
+  const std::unique_ptr<Construction> construction = backend.construct(std::move(config), workers);
+  const auto stages = construction->stages();
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    // Unsupported is a word of the checks: once building has begun it is a failure like any other.
+    Status mine = construction->run(i);
+    if (mine.code() == Code::kUnsupported) {
+      mine = Status(Code::kInternal, mine.subject(), mine.message());
+    }
+    ML_RETURN_IF_ERROR(agree_at(group, std::string(stages[i]), mine, options.timeout));
+  }
+  library->executor_ = construction->finish();
+  const Status built = library->executor_ != nullptr
+                           ? Status{}
+                           : Status(Code::kInternal, "construction", "no executor");
+  ML_RETURN_IF_ERROR(agree("registration", built));
+  library->closed_ = false;
+  return library;
+}
+
+Library::~Library() {
+  if (closed_ || executor_ == nullptr) return;
+  if (group_ == nullptr || group_->size() == 1) {
+    const Status status = executor_->close();
+    if (!status.ok()) log("closing the fused path failed: " + status.to_string());
+    return;
+  }
+  log("a library of rank " + to_string(group_->rank()) +
+      " was destroyed without close(): its memory is kept until the process ends");
+  static_cast<void>(executor_.release());
+}
+
+void Library::log(const std::string& line) const {
+  if (options_.log) {
+    options_.log(line);
+  } else {
+    std::fprintf(stderr, "monolayer: %s\n", line.c_str());
+  }
+}
+
+Status Library::check_open(const char* call) const {
+  if (closed_) return {Code::kFailedPrecondition, call, "called after close()"};
+  if (!failure_.ok()) {
+    return {Code::kFailedPrecondition, call,
+            "an earlier call failed for good: " + failure_.to_string()};
+  }
+  return {};
+}
+
+Status Library::prepare_step(const ml_step& step) {
+  ML_RETURN_IF_ERROR(check_open("prepare_step"));
+  ml_step full;
+  ML_RETURN_IF_ERROR(read_step(&step, full));
+  if ((full.flags & ~(ML_STEP_CAPTURING | ML_STEP_TRACING)) != 0) {
+    return {Code::kInvalidArgument, "step: flags", "unknown bits in " + to_string(full.flags)};
+  }
+  if ((full.flags & ML_STEP_TRACING) != 0) {
+    return {Code::kFailedPrecondition, "prepare_step",
+            "a graph compiler is tracing; the fused path works on addresses and cannot be traced"};
+  }
+  if (traits_.host_addressable && full.stream != nullptr) {
+    return {Code::kInvalidArgument, "step: stream", "must be null on " + std::string(traits_.name)};
+  }
+  ML_RETURN_IF_ERROR(expand_step(full, limits_, incoming_));
+  ML_RETURN_IF_ERROR(executor_->prepare(incoming_.view()));
+  step_ = incoming_;
+  prepared_ = true;
+  next_layer_ = 0;
+  return {};
+}
+
+Status Library::check_rows(const char* name, const ml_tensor& tensor) const {
+  TensorRule rule;
+  rule.subject = name;
+  rule.dtypes = {ML_BF16};
+  rule.shape = {step_.count, config_.hidden_size};
+  rule.role = ML_ROLE_ACTIVATION;
+  rule.device_index = input_.context.device_index;
+  rule.alignment = traits_.activation_alignment;
+  rule.packed = 2;
+  return check_tensor(tensor, traits_, rule);
+}
+
+Status Library::check_positions(const ml_tensor& positions) const {
+  TensorRule rule;
+  rule.subject = "positions";
+  rule.dtypes = {ML_I64};
+  rule.shape = {-1};
+  rule.role = ML_ROLE_ACTIVATION;
+  rule.device_index = input_.context.device_index;
+  ML_RETURN_IF_ERROR(check_tensor(positions, traits_, rule));
+  if (positions.shape[0] < step_.count) {
+    return {
+        Code::kInvalidArgument, "positions",
+        "shape " + shape_text(positions) + ", the step has " + to_string(step_.count) + " rows"};
+  }
+  if (!traits_.host_addressable) return {};
+  const auto* values = static_cast<const std::int64_t*>(positions.data);
+  for (std::int64_t i = 0; i < step_.count; ++i) {
+    const StepRow& row = step_.rows[static_cast<std::size_t>(i)];
+    if (row.live && values[i] != row.position) {
+      return {Code::kInvalidArgument, "positions",
+              "row " + to_string(i) + " has position " + to_string(values[i]) +
+                  ", its request's length puts it at " + to_string(row.position)};
+    }
+  }
+  return {};
+}
+
+Status Library::forward_layers(std::int64_t first, std::int64_t count, const ml_tensor& hidden,
+                               const ml_tensor& residual, const ml_tensor& positions,
+                               LibraryOutput& out) {
+  ML_RETURN_IF_ERROR(check_open("forward_layers"));
+  if (!prepared_) return {Code::kFailedPrecondition, "forward_layers", "no step is prepared"};
+  const auto found = std::find_if(input_.layers.begin(), input_.layers.end(),
+                                  [&](const LayerInput& l) { return l.spec.layer_id == first; });
+  if (found == input_.layers.end()) {
+    return {Code::kInvalidArgument, "layer " + to_string(first),
+            "unknown: ids go from " + to_string(input_.layers.front().spec.layer_id) + " to " +
+                to_string(input_.layers.back().spec.layer_id)};
+  }
+  const auto index = static_cast<std::size_t>(found - input_.layers.begin());
+  const std::size_t left = input_.layers.size() - index;
+  if (count < 1 || static_cast<std::uint64_t>(count) > left) {
+    return {Code::kInvalidArgument, "layer count",
+            "is " + to_string(count) + ", from layer " + to_string(first) + " there are " +
+                to_string(left)};
+  }
+  if (index != next_layer_) {
+    const std::string expected =
+        next_layer_ < input_.layers.size()
+            ? "layer " + to_string(input_.layers[next_layer_].spec.layer_id) + " is next"
+            : std::string("the step has run all its layers");
+    return {Code::kFailedPrecondition, "layer " + to_string(first), "out of order: " + expected};
+  }
+  ML_RETURN_IF_ERROR(check_rows("hidden", hidden));
+  ML_RETURN_IF_ERROR(check_rows("residual", residual));
+  ML_RETURN_IF_ERROR(check_positions(positions));
+  const LibraryOutput& target = outputs_[next_buffer_ & 1U];
+  const Status ran = executor_->run_layers(
+      static_cast<std::int64_t>(index), count, static_cast<const bf16_t*>(hidden.data),
+      static_cast<const bf16_t*>(residual.data), target.hidden, target.residual);
+  if (!ran.ok()) {
+    failure_ = ran;
+    if (group_ != nullptr && group_->status().ok()) group_->fail(ran);  // ends the peers' waits
+    return ran;
+  }
+  ++next_buffer_;
+  next_layer_ = index + static_cast<std::size_t>(count);
+  out = target;
+  return {};
+}
+
+Status Library::check_storage(std::span<const void* const> pointers) const {
+  ML_RETURN_IF_ERROR(check_open("check_storage"));
+  if (pointers.size() != storage_.size()) {
+    return {Code::kInvalidArgument, "storage",
+            to_string(pointers.size()) + " pointers, the bound layers and caches have " +
+                to_string(storage_.size())};
+  }
+  const auto [bound, now] = std::mismatch(storage_.begin(), storage_.end(), pointers.begin());
+  if (bound == storage_.end()) return {};
+  return {Code::kFailedPrecondition, storage_name(input_, bound - storage_.begin()),
+          "its memory moved since it was bound; close and bind again"};
+}
+
+Status Library::close() {
+  if (closed_) return {};
+  // What the executor holds may be in use by peers until all of them are here, which is its own
+  // close's business; a failed close keeps the memory.
+  const Status mine = executor_->close();
+  const Status all = agree_at(group_, "close", mine, options_.timeout);
+  closed_ = true;
+  prepared_ = false;
+  if (all.ok()) {
+    executor_.reset();
+  } else {
+    log("closing the fused path failed, its memory is kept: " + all.to_string());
+    static_cast<void>(executor_.release());
+  }
+  return all;
+}
+
+}  // namespace monolayer::mono

@@ -1,0 +1,120 @@
+// The library proper: specs in, executor out, steps through it. The public C interface and the
+// serving adapter are thin layers over this class.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/status.h"
+#include "mono/executor.h"
+#include "mono/library_spec.h"
+#include "mono/library_step.h"
+#include "tp/group.h"
+
+namespace monolayer::mono {
+
+// An executor under construction on one rank. Its stages run one after the other on every rank, and
+// after each the ranks agree before any goes on. Destroying it frees what this rank holds, and
+// nothing in that is collective.
+class Construction {
+ public:
+  virtual ~Construction() = default;
+  virtual std::span<const std::string_view> stages() const = 0;  // the same on every rank
+  virtual Status run(std::size_t stage) = 0;
+  // After the last stage.
+  virtual std::unique_ptr<Executor> finish() = 0;
+};
+
+// What a backend brings.
+class LibraryBackend {
+ public:
+  virtual ~LibraryBackend() = default;
+  virtual const DeviceTraits& traits() const = 0;
+  // Whether this rank can run these layers: kUnsupported makes all ranks fall back, anything else
+  // is an error. Allocates nothing.
+  virtual Status supports(const ExecutorConfig& config) const = 0;
+  // `workers`: threads of this rank, 0 = the backend's choice. Allocates nothing yet.
+  virtual std::unique_ptr<Construction> construct(ExecutorConfig config, int workers) = 0;
+};
+
+struct LibraryOptions {
+  std::chrono::milliseconds timeout{10'000};  // of every wait between ranks
+  // Lines worth an operator's attention; null: stderr.
+  std::function<void(const std::string&)> log;
+};
+
+// Views of a layer's outputs: BF16 [rows, hidden], contiguous.
+struct LibraryOutput {
+  bf16_t *hidden = nullptr, *residual = nullptr;
+};
+
+class Library {
+ public:
+  // Collective; `group` null with one rank. Order: this rank's checks, agreement, backend support,
+  // agreement (kUnsupported on some ranks and no other failure anywhere: kUnsupported on all), then
+  // each construction stage and an agreement. A rank that failed returns its own error, the others
+  // kPeerRefused with the joined reasons; nothing stays allocated on any.
+  static Result<std::unique_ptr<Library>> create(LibraryInput input, LibraryBackend& backend,
+                                                 tp::Group* group,
+                                                 const LibraryOptions& options = {});
+  // Never collective. Of a group and not closed: leaks what peers may still read, and says so.
+  ~Library();
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  // Once per step; a step left unfinished is abandoned. Changes nothing when it refuses.
+  Status prepare_step(const ml_step& step);
+  // `count` layers from layer id `first`, the next in order. Inputs as ml_mono_forward_layer says.
+  // A failure of the executor is final: the caches may be half written.
+  Status forward_layers(std::int64_t first, std::int64_t count, const ml_tensor& hidden,
+                        const ml_tensor& residual, const ml_tensor& positions, LibraryOutput& out);
+  // kFailedPrecondition naming the first weight or cache whose data pointer is not the one bound at
+  // create; kInvalidArgument for a list of another length. Host cost only.
+  Status check_storage(std::span<const void* const> pointers) const;
+  // Collective, idempotent: the executor's close, then agreement. On failure memory is kept.
+  Status close();
+
+  bool closed() const { return closed_; }
+  std::int64_t rows() const { return step_.count; }
+  std::int64_t hidden_size() const { return config_.hidden_size; }
+  const LibraryInput& input() const { return input_; }
+  Executor& executor() { return *executor_; }
+  std::span<const void* const> storage() const { return storage_; }
+
+ private:
+  Library() = default;
+  Status check_open(const char* call) const;
+  Status check_rows(const char* name, const ml_tensor& tensor) const;
+  Status check_positions(const ml_tensor& positions) const;
+  void log(const std::string& line) const;
+
+  LibraryInput input_;
+  m3::ModelConfig config_;
+  DeviceTraits traits_;
+  LibraryOptions options_;
+  tp::Group* group_ = nullptr;
+  std::unique_ptr<Executor> executor_;
+  std::vector<const void*> storage_;
+  StepLimits limits_;
+  ExpandedStep step_, incoming_;
+  bool prepared_ = false, closed_ = false;
+  Status failure_;              // of the executor; final
+  std::size_t next_layer_ = 0;  // index into the specs
+  unsigned next_buffer_ = 0;
+  std::vector<bf16_t> buffers_;  // [2][hidden, residual][kMaxRows, hidden_size], 64-byte aligned
+  LibraryOutput outputs_[2];
+};
+
+// Joins one rank's status with the others' at a point named `stage`. ok only if all are;
+// kUnsupported only if every failing rank says so; the failing rank gets its own error back and the
+// others kPeerRefused. Without a group: `mine`.
+Status agree_at(tp::Group* group, const std::string& stage, const Status& mine,
+                std::chrono::milliseconds timeout);
+
+}  // namespace monolayer::mono

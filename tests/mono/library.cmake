@@ -1,0 +1,7 @@
+add_library(mono_library_fixture STATIC library_fixture.cc)
+target_link_libraries(mono_library_fixture PUBLIC monolayer_mono_library GTest::gtest)
+target_include_directories(mono_library_fixture PUBLIC ${CMAKE_SOURCE_DIR}/tests)
+monolayer_test(mono_library_spec SOURCES library_spec_test.cc DEPS mono_library_fixture)
+monolayer_test(mono_library_step SOURCES library_step_test.cc DEPS mono_library_fixture)
+monolayer_test(mono_library SOURCES library_test.cc DEPS mono_library_fixture)
+monolayer_test(mono_lifecycle SOURCES lifecycle_test.cc DEPS mono_library_fixture)
