@@ -18,15 +18,15 @@ namespace monolayer::mono {
 
 // Caller's structs in full size, with their expert arrays; tensors inside stay borrowed.
 struct LayerInput {
-  ml_layer_spec spec;
+  ml_layer_spec spec{};
   std::vector<ml_mlp> experts;  // empty where the stacked table is used
 };
 
 struct LibraryInput {
-  ml_model model;
+  ml_model model{};
   std::vector<LayerInput> layers;
   std::vector<ml_cache_spec> caches;
-  ml_tp_context context;
+  ml_tp_context context{};
 };
 
 // Copies the caller's structs, whose size fields may be smaller than ours (missing fields are

@@ -219,7 +219,7 @@ const BadSpec kBad[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, LibrarySpecRefusals, testing::ValuesIn(kBad),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& c) { return std::string(c.param.name); });
 
 TEST(LibrarySpec, ReadsArraysBySizeField) {
   Deployment d;

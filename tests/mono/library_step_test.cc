@@ -125,7 +125,7 @@ const BadStep kBad[] = {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, LibraryStepRefusals, testing::ValuesIn(kBad),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& c) { return std::string(c.param.name); });
 
 TEST(LibraryStep, TwoRowsOneSlot) {
   Step step({130, 130}, 1);
