@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
@@ -41,13 +42,14 @@ struct OracleCase {
     }
     return result;
   }
-  // A case of tests/data/oracle by name, or "nano", the embedded model.
+  // A case of tests/data/oracle or tests/data/oracle_extra by name, or "nano", the embedded model.
   static Result<OracleCase> load(const std::string& name) {
     const std::string root = MONOLAYER_SOURCE_DIR;
     if (name == "nano") {
       return load(root + "/assets/nano", root + "/tests/data/nano_expected.safetensors");
     }
-    const std::string folder = root + "/tests/data/oracle/" + name;
+    std::string folder = root + "/tests/data/oracle/" + name;
+    if (!std::filesystem::exists(folder)) folder = root + "/tests/data/oracle_extra/" + name;
     return load(folder, folder + "/expected.safetensors");
   }
 

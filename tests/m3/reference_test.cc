@@ -118,7 +118,8 @@ TEST_P(ReferenceOracle, GreedyContinuationIsEqualUpToTheFirstSmallGap) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, ReferenceOracle,
-                         ::testing::Values("tiny", "m3shape", "onekv", "mxfp4", "nano"));
+                         ::testing::Values("tiny", "m3shape", "onekv", "mxfp4", "nano", "local2",
+                                           "mxfp8", "mixed"));
 
 TEST(Reference, ChunkingDoesNotChangeAnything) {
   auto oracle = OracleCase::load("tiny");
