@@ -21,4 +21,18 @@ class TraceSink {
                        std::span<const std::int32_t> /*ids*/, std::span<const float> /*scores*/) {}
 };
 
+// Decides near ties in a path's stead, so that two arithmetics can be compared on the same choices.
+// Called with the path's own choice in `ids` (ascending) and the scores it was made by; what stands
+// in `ids` afterwards, as many distinct ids in ascending order, is used.
+class ChoiceSource {
+ public:
+  virtual ~ChoiceSource() = default;
+  // `scores` of every existing block, in the keys' own units.
+  virtual void blocks(std::int64_t layer, std::int64_t row, std::int64_t head,
+                      std::span<const float> scores, std::span<std::int32_t> ids) = 0;
+  // `scores`: score + bias of every expert.
+  virtual void experts(std::int64_t layer, std::int64_t row, std::span<const float> scores,
+                       std::span<std::int32_t> ids) = 0;
+};
+
 }  // namespace monolayer::m3

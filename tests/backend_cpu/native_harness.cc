@@ -57,7 +57,8 @@ Engine::Engine(const m3::ModelConfig& model_config, const m3::ModelWeights& weig
   pool = std::move(made_pool).value();
   std::memset(pool->memory(), 0xff, pool->bytes());  // NaN in BF16 and in E4M3
   auto made_native = cpu::Native::create(
-      config, weights, *team, {.tiles = options.tiles, .prefill_tile = options.row_tile});
+      config, weights, *team,
+      {.tiles = options.tiles, .prefill_tile = options.row_tile, .choices = options.choices});
   EXPECT_TRUE(made_native.ok()) << made_native.status().to_string();
   native = std::move(made_native).value();
 }

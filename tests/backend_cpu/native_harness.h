@@ -46,6 +46,7 @@ struct EngineOptions {
   const cpu::Tiles* tiles = nullptr;
   std::int64_t row_tile = 64;
   std::int64_t pool_pages = 64;
+  m3::ChoiceSource* choices = nullptr;
 };
 
 // A model with a team, a pool and a chain. The pool starts out full of NaN patterns.

@@ -9,82 +9,13 @@
 #include <string>
 #include <tuple>
 
+#include "backend_cpu/choice_tally.h"
 #include "backend_cpu/native_harness.h"
 #include "m3/reference.h"
 #include "oracle_case.h"
 
 namespace monolayer::test {
 namespace {
-
-// How far a near tie may be decided otherwise. Head norm makes index queries and keys of length
-// about sqrt(dim) * w, w = the largest |1 + norm weight|, so unrelated ones have scores of
-// deviation sqrt(dim) * wq * wk. A relative error e of a query or key, in a random direction, moves
-// a score by e times that, and the difference of two scores by twice that; four standard deviations
-// of it cover the many comparisons. The same holds for router logits of deviation |w_e| * w, times
-// 1/4, the largest slope of the sigmoid. e = 2^-7 covers the BF16 roundings behind a query, key or
-// normed row (the stream alone is off by about 2^-8 after a layer); E4M3 keys are off by up to
-// 2^-4.
-struct Bounds {
-  double logits;
-  double gap;        // in deviations: 2 * 4 * e
-  double different;  // share of (row, head, layer) choices
-};
-constexpr Bounds kBf16Bounds{1.5e-2, 8 * 0x1p-8, 0.01};
-constexpr Bounds kFp8Bounds{6e-2, 8 * 0x1p-5, 0.05};
-
-float largest_norm(const TensorView& weight) {
-  float largest = 0;
-  for (std::size_t i = 0; i < weight.bytes / 2; ++i) {
-    largest = std::max(largest, std::fabs(1 + bf16_to_f32(weight.as<bf16_t>()[i])));
-  }
-  return largest;
-}
-
-std::vector<std::int32_t> difference(const std::vector<std::int32_t>& a,
-                                     const std::vector<std::int32_t>& b) {
-  std::vector<std::int32_t> out;
-  std::set_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(out));
-  return out;
-}
-
-float largest_row(const QuantizedMatrix& matrix) {
-  std::vector<float> row(static_cast<std::size_t>(matrix.cols));
-  double largest = 0;
-  for (std::int64_t r = 0; r < matrix.rows; ++r) {
-    dequantize(matrix, r, r + 1, row.data());
-    double sum = 0;
-    for (const float x : row) sum += double{x} * x;
-    largest = std::max(largest, sum);
-  }
-  return static_cast<float>(std::sqrt(largest));
-}
-
-// Choices compared with the reference's, and the largest score difference that was decided
-// otherwise.
-struct Tally {
-  std::int64_t compared = 0, differ = 0;
-  double largest_gap = 0;
-
-  void compare(const std::vector<float>& scores, const std::vector<std::int32_t>& lost,
-               const std::vector<std::int32_t>& won, double deviation) {
-    ++compared;
-    if (!lost.empty()) ++differ;
-    for (const std::int32_t l : lost) {
-      for (const std::int32_t w : won) {
-        const double gap =
-            double{scores[static_cast<std::size_t>(l)]} - scores[static_cast<std::size_t>(w)];
-        largest_gap = std::max(largest_gap, gap / deviation);
-      }
-    }
-  }
-  double share() const { return static_cast<double>(differ) / static_cast<double>(compared); }
-  std::string text() const {
-    char buffer[96];
-    std::snprintf(buffer, sizeof buffer, "%ld of %ld differ, gap %.3g", static_cast<long>(differ),
-                  static_cast<long>(compared), largest_gap);
-    return buffer;
-  }
-};
 
 class NativeOracle : public testing::TestWithParam<std::tuple<const char*, bool>> {
  protected:
@@ -143,9 +74,7 @@ TEST_P(NativeOracle, LogitsAndChoices) {
         const auto won = difference(got, want->second);
         if (before.count(row) == 0 && !touched(lost) && !touched(won)) {
           blocks.compare(expected.block_scores.at({layer, row, head}), lost, won,
-                         std::sqrt(static_cast<double>(c.index_dim)) *
-                             largest_norm(weights.index_q_norm) *
-                             largest_norm(weights.index_k_norm));
+                         block_deviation(c, weights));
         }
         if (!lost.empty()) other.insert(row);
         if (!lost.empty() || touched(got)) unlike.insert(row);
@@ -156,8 +85,7 @@ TEST_P(NativeOracle, LogitsAndChoices) {
       const auto lost = difference(want->second, got);
       if (unlike.count(row) == 0) {
         experts.compare(expected.expert_scores.at({layer, row}), lost,
-                        difference(got, want->second),
-                        largest_row(weights.router) * largest_norm(weights.post_norm) / 4);
+                        difference(got, want->second), expert_deviation(weights));
       }
       if (!lost.empty()) other.insert(row);
     }
@@ -184,7 +112,7 @@ TEST_P(NativeOracle, LogitsAndChoices) {
   EXPECT_LE(blocks.largest_gap, bounds.gap);
   EXPECT_LE(experts.largest_gap, bounds.gap);
   EXPECT_LE(blocks.share(), bounds.different);
-  EXPECT_LE(experts.share(), 0.03);
+  EXPECT_LE(experts.share(), bounds.experts);
   EXPECT_GE(2 * kept.size(), all.size());
 }
 

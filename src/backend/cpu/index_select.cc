@@ -16,6 +16,23 @@ std::int64_t tile_rows(const m3::ModelConfig& config) {
   return std::max<std::int64_t>(1, kTileQueries / config.index_heads);
 }
 
+// f(position, head, scores in the keys' own units, ids) of every row and index head of the slab.
+template <typename F>
+void each_choice(const StepContext& step, const ScoreSlab& slab, F&& f) {
+  const m3::ModelConfig& c = step.config;
+  std::vector<float> scores;
+  for (std::int64_t row = slab.rows.begin; row < slab.rows.end; ++row) {
+    const std::int64_t position = step.plan.row(row).position;
+    for (std::int64_t head = 0; head < c.index_heads; ++head) {
+      const float* raw = slab.at(step, row, head);
+      scores.assign(raw, raw + existing_blocks(c, position));
+      for (float& score : scores) score *= step.cache.options().index_scale;
+      std::int32_t* ids = step.act.block_ids.data() + (row * c.index_heads + head) * c.topk_blocks;
+      f(position, head, scores, {ids, static_cast<std::size_t>(selected_blocks(c, position))});
+    }
+  }
+}
+
 }  // namespace
 
 std::int64_t existing_blocks(const m3::ModelConfig& config, std::int64_t position) {
@@ -106,22 +123,20 @@ void select_blocks(const StepContext& step, const ScoreSlab& slab, Range pairs,
   }
 }
 
+void follow_blocks(const StepContext& step, const ScoreSlab& slab, std::int64_t layer,
+                   m3::ChoiceSource& choices) {
+  each_choice(
+      step, slab,
+      [&](std::int64_t position, std::int64_t head, std::span<const float> scores,
+          std::span<std::int32_t> ids) { choices.blocks(layer, position, head, scores, ids); });
+}
+
 void trace_blocks(const StepContext& step, const ScoreSlab& slab, std::int64_t layer,
                   m3::TraceSink& sink) {
-  const m3::ModelConfig& c = step.config;
-  std::vector<float> scores;
-  for (std::int64_t row = slab.rows.begin; row < slab.rows.end; ++row) {
-    const std::int64_t position = step.plan.row(row).position;
-    for (std::int64_t head = 0; head < c.index_heads; ++head) {
-      const float* raw = slab.at(step, row, head);
-      scores.assign(raw, raw + existing_blocks(c, position));
-      for (float& score : scores) score *= step.cache.options().index_scale;
-      const std::int32_t* ids =
-          step.act.block_ids.data() + (row * c.index_heads + head) * c.topk_blocks;
-      sink.blocks(layer, position, head,
-                  {ids, static_cast<std::size_t>(selected_blocks(c, position))}, scores);
-    }
-  }
+  each_choice(
+      step, slab,
+      [&](std::int64_t position, std::int64_t head, std::span<const float> scores,
+          std::span<std::int32_t> ids) { sink.blocks(layer, position, head, ids, scores); });
 }
 
 }  // namespace monolayer::cpu

@@ -46,6 +46,10 @@ std::int64_t score_scratch(const m3::ModelConfig& config);
 void select_blocks(const StepContext& step, const ScoreSlab& slab, Range pairs,
                    std::vector<std::int32_t>& scratch);
 
+// Lets `choices` overrule the slab's choices.
+void follow_blocks(const StepContext& step, const ScoreSlab& slab, std::int64_t layer,
+                   m3::ChoiceSource& choices);
+
 // Reports the slab's choices and scores, in the keys' own units.
 void trace_blocks(const StepContext& step, const ScoreSlab& slab, std::int64_t layer,
                   m3::TraceSink& sink);

@@ -48,6 +48,10 @@ void router_logits(const StepContext& step, const LayerView& layer, Range expert
 void route_row(const StepContext& step, const LayerView& layer, std::int64_t row, float* scratch,
                RoutedExpert* chosen);
 
+// Lets `choices` overrule every row's experts; their weights follow.
+void follow_experts(const StepContext& step, const LayerView& layer, std::int64_t layer_index,
+                    RoutedExpert* chosen, m3::ChoiceSource& choices);
+
 // Reports every row's experts and what they were chosen by.
 void trace_experts(const StepContext& step, const LayerView& layer, std::int64_t layer_index,
                    const RoutedExpert* chosen, m3::TraceSink& sink);

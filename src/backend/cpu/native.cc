@@ -31,19 +31,20 @@ Result<std::unique_ptr<Native>> Native::create(const m3::ModelConfig& config,
   try {
     ML_ASSIGN_OR_RETURN(ModelView view, view_model(config, weights));
     return std::unique_ptr<Native>(
-        std::make_unique<NativeChain>(config, std::move(view), team, *tiles, options.prefill_tile));
+        std::make_unique<NativeChain>(config, std::move(view), team, *tiles, options));
   } catch (const std::bad_alloc&) {
     return Status(Code::kResourceExhausted, "native chain", "no memory for the model's tables");
   }
 }
 
 NativeChain::NativeChain(const m3::ModelConfig& config, ModelView view, ThreadTeam& team,
-                         const Tiles& tiles, std::int64_t row_tile)
+                         const Tiles& tiles, const NativeOptions& options)
     : config_(config),
       view_(std::move(view)),
       team_(team),
       tiles_(tiles),
-      row_tile_(row_tile),
+      row_tile_(options.prefill_tile),
+      choices_(options.choices),
       rope_(config.rope_theta, config.rotary_dim),
       scratch_(static_cast<std::size_t>(team.size())) {}
 

@@ -34,6 +34,8 @@ struct Traffic {
 struct NativeOptions {
   const Tiles* tiles = nullptr;    // null: the best available
   std::int64_t prefill_tile = 64;  // rows of a matmul tile; changes speed, never bits
+  // Null: rows decide for themselves. Borrowed; asked on the calling thread, for one sequence.
+  m3::ChoiceSource* choices = nullptr;
 };
 
 class Native {

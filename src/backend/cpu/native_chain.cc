@@ -89,6 +89,7 @@ void NativeChain::attention_block(const StepContext& step, std::int64_t layer,
 }
 
 void NativeChain::select(const StepContext& step, std::int64_t layer, m3::TraceSink* sink) {
+  const bool shows_scores = sink != nullptr || choices_ != nullptr;
   reserve_scratch(score_scratch(config_));
   for (std::int64_t begin = 0; begin < plan_.rows();) {
     const ScoreSlab slab = next_score_slab(step, begin);
@@ -96,7 +97,7 @@ void NativeChain::select(const StepContext& step, std::int64_t layer, m3::TraceS
       scratch.ids.reserve(static_cast<std::size_t>(slab.blocks));
     }
     act_.block_scores.reserve(slab.rows.size() * config_.index_heads * slab.blocks);
-    const std::vector<ScoreTile> tiles = score_tiles(step, slab, sink != nullptr);
+    const std::vector<ScoreTile> tiles = score_tiles(step, slab, shows_scores);
     each_work(score_work(step, tiles), [&](std::int64_t item, Range pages, WorkerScratch& scratch) {
       score_pages(step, layer, slab, tiles[static_cast<std::size_t>(item)].tile, pages,
                   scratch.floats.data(), scratch.traffic);
@@ -104,6 +105,7 @@ void NativeChain::select(const StepContext& step, std::int64_t layer, m3::TraceS
     each_share(slab.rows.size() * config_.index_heads, [&](Range pairs, WorkerScratch& scratch) {
       select_blocks(step, slab, pairs, scratch.ids);
     });
+    if (choices_ != nullptr) follow_blocks(step, slab, layer, *choices_);
     if (sink != nullptr) trace_blocks(step, slab, layer, *sink);
     begin = slab.rows.end;
   }
@@ -150,6 +152,7 @@ void NativeChain::mlp_block(const StepContext& step, std::int64_t layer, m3::Tra
                   chosen_.data() + r * config_.experts_per_token);
       }
     });
+    if (choices_ != nullptr) follow_experts(step, view, layer, chosen_.data(), *choices_);
     if (sink != nullptr) trace_experts(step, view, layer, chosen_.data(), *sink);
     plan_experts(step, view, chosen_.data(), mlp_);
   } else {

@@ -17,7 +17,7 @@ namespace monolayer::cpu {
 class NativeChain : public Native {
  public:
   NativeChain(const m3::ModelConfig& config, ModelView view, ThreadTeam& team, const Tiles& tiles,
-              std::int64_t row_tile);
+              const NativeOptions& options);
 
   Status step(std::span<const StepSequence> sequences, CachePool& cache, std::vector<float>& logits,
               m3::TraceSink* sink) override;
@@ -60,6 +60,7 @@ class NativeChain : public Native {
   ThreadTeam& team_;
   const Tiles& tiles_;
   const std::int64_t row_tile_;
+  m3::ChoiceSource* const choices_;
 
   const m3::Rope rope_;
 

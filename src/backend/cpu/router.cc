@@ -18,6 +18,35 @@ void biased_scores(const StepContext& step, const LayerView& layer, const float*
   }
 }
 
+// Renormalised weights of a row's experts.
+void weigh(const StepContext& step, const float* logits, RoutedExpert* chosen) {
+  const std::int64_t k = step.config.experts_per_token;
+  float sum = 0;
+  for (std::int64_t i = 0; i < k; ++i) {
+    chosen[i].weight = sigmoid(step.tiles, logits[chosen[i].expert]);
+    sum += chosen[i].weight;
+  }
+  for (std::int64_t i = 0; i < k; ++i) {
+    chosen[i].weight = step.config.routed_scale * (chosen[i].weight / sum);
+  }
+}
+
+// f(row, scores, ids) of every row of the step.
+template <typename F>
+void each_choice(const StepContext& step, const LayerView& layer, const RoutedExpert* chosen,
+                 F&& f) {
+  const std::int64_t k = step.config.experts_per_token;
+  std::vector<float> scores(static_cast<std::size_t>(layer.router.rows));
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(k));
+  for (std::int64_t row = 0; row < step.plan.rows(); ++row) {
+    biased_scores(step, layer, step.act.router_logits.data() + row * layer.router.rows,
+                  scores.data());
+    std::transform(chosen + row * k, chosen + (row + 1) * k, ids.begin(),
+                   [](const RoutedExpert& c) { return c.expert; });
+    f(row, scores, ids);
+  }
+}
+
 }  // namespace
 
 void router_logits(const StepContext& step, const LayerView& layer, Range experts,
@@ -34,7 +63,6 @@ void route_row(const StepContext& step, const LayerView& layer, std::int64_t row
   const std::int64_t experts = layer.router.rows;
   const std::int64_t k = step.config.experts_per_token;
   const float* logits = step.act.router_logits.data() + row * experts;
-  const auto score = [&](std::int64_t e) { return sigmoid(step.tiles, logits[e]); };
   biased_scores(step, layer, logits, scratch);
   // k passes of "largest not yet taken": a NaN is never larger, so it is only taken last, and the
   // choice stays valid whatever the logits are.
@@ -52,29 +80,30 @@ void route_row(const StepContext& step, const LayerView& layer, std::int64_t row
         best = e;
       }
     }
-    chosen[taken] = {static_cast<std::int32_t>(best), score(best)};
+    chosen[taken].expert = static_cast<std::int32_t>(best);
   }
   std::sort(chosen, chosen + k,
             [](const RoutedExpert& a, const RoutedExpert& b) { return a.expert < b.expert; });
-  float sum = 0;
-  for (std::int64_t i = 0; i < k; ++i) sum += chosen[i].weight;
-  for (std::int64_t i = 0; i < k; ++i) {
-    chosen[i].weight = step.config.routed_scale * (chosen[i].weight / sum);
-  }
+  weigh(step, logits, chosen);
+}
+
+void follow_experts(const StepContext& step, const LayerView& layer, std::int64_t layer_index,
+                    RoutedExpert* chosen, m3::ChoiceSource& choices) {
+  each_choice(step, layer, chosen,
+              [&](std::int64_t row, std::span<const float> scores, std::span<std::int32_t> ids) {
+                RoutedExpert* mine = chosen + row * step.config.experts_per_token;
+                choices.experts(layer_index, step.plan.row(row).position, scores, ids);
+                for (std::size_t i = 0; i < ids.size(); ++i) mine[i].expert = ids[i];
+                weigh(step, step.act.router_logits.data() + row * layer.router.rows, mine);
+              });
 }
 
 void trace_experts(const StepContext& step, const LayerView& layer, std::int64_t layer_index,
                    const RoutedExpert* chosen, m3::TraceSink& sink) {
-  const std::int64_t k = step.config.experts_per_token;
-  std::vector<float> scores(static_cast<std::size_t>(layer.router.rows));
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(k));
-  for (std::int64_t row = 0; row < step.plan.rows(); ++row) {
-    biased_scores(step, layer, step.act.router_logits.data() + row * layer.router.rows,
-                  scores.data());
-    std::transform(chosen + row * k, chosen + (row + 1) * k, ids.begin(),
-                   [](const RoutedExpert& c) { return c.expert; });
-    sink.experts(layer_index, step.plan.row(row).position, ids, scores);
-  }
+  each_choice(step, layer, chosen,
+              [&](std::int64_t row, std::span<const float> scores, std::span<std::int32_t> ids) {
+                sink.experts(layer_index, step.plan.row(row).position, ids, scores);
+              });
 }
 
 }  // namespace monolayer::cpu
