@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Monolayer needs on Debian 12, as root or through sudo, and nothing it already has.
 #   scripts/setup.sh build         compiler, CMake and the libraries the engine links
-#   scripts/setup.sh test          GoogleTest and a virtual environment with the peers tests compare with
+#   scripts/setup.sh test          GoogleTest, the model checker spin, and a virtual environment with peers to compare with
 #   scripts/setup.sh lint          clang-format and clang-tidy
 #   scripts/setup.sh fuzz          clang with libFuzzer and the sanitizers' runtimes
 # Several groups may be named at once. MONOLAYER_SKIP_SETUP=1 turns it off (packages come otherwise).
@@ -19,7 +19,7 @@ for group in "$@"; do
   case "$group" in
     build) packages+=(g++ cmake ninja-build make git ccache pkg-config libhwy-dev nlohmann-json3-dev
                       libpcre2-dev libutf8proc-dev libcli11-dev libxxhash-dev libhwloc-dev) ;;
-    test) packages+=(libgtest-dev python3 python3-venv); want_python=1 ;;
+    test) packages+=(libgtest-dev python3 python3-venv spin); want_python=1 ;;
     bench) packages+=(libbenchmark-dev) ;;
     lint) packages+=(clang-format-14 clang-tidy-14 clang-14) ;;
     fuzz) packages+=(clang-14 libclang-rt-14-dev llvm-14) ;;
