@@ -13,8 +13,9 @@ ALLOWED = {
     "tp": {"core"},
     "mono": {"core", "checkpoint", "text", "tp", "m3"},
     "backend/cpu": {"core", "checkpoint", "tp", "m3", "mono"},
-    "engine": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu"},
-    "cli": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "engine"},
+    "dispatch": {"core", "checkpoint", "tp", "m3", "mono", "backend/cpu"},
+    "engine": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "dispatch"},
+    "cli": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "dispatch", "engine"},
 }
 MAX_LINES = 600
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')

@@ -1,0 +1,40 @@
+#include "dispatch/runner.h"
+
+namespace monolayer::dispatch {
+
+Status StepRunner::step(StepFacts facts, const Generation& bound, const Flag& capturing,
+                        StepPaths& paths, std::span<const void* const> storage) {
+  const bool live = lifecycle_.state() == mono::LifecycleState::kLive;
+  const bool stale = live && built_ != bound.get();
+  RunnerState state = RunnerState::kReady;
+  if (lifecycle_.state() == mono::LifecycleState::kDisabled) {
+    state = RunnerState::kDisabled;
+  } else if (capturing.get() && !live) {
+    state = RunnerState::kNotBuilt;
+  } else if (capturing.get() && stale) {
+    state = RunnerState::kStale;
+  }
+  // Every input of `state` is agreed on (the lifecycle's) or replicated (the arguments).
+  facts.runner = Runner::from_scheduler(state);
+  last_ = dispatcher_.decide(facts);
+  if (last_.path == Path::kNative) {
+    reason_ = dispatcher_.explain(last_, facts);
+    return paths.run_native();
+  }
+  if (stale) ML_RETURN_IF_ERROR(lifecycle_.rebuild(caches_()));
+  ML_ASSIGN_OR_RETURN(
+      mono::Library* const library,
+      lifecycle_.acquire({.has_metadata = facts.has_metadata.get(), .capturing = capturing.get()},
+                         storage));
+  if (library == nullptr) {
+    dispatcher_.count_postponed();
+    last_ = {Path::kNative, static_cast<int>(step_rows().size()) - 1};
+    reason_ = lifecycle_.reason();
+    return paths.run_native();
+  }
+  built_ = bound.get();
+  reason_.clear();
+  return paths.run_mono(*library);
+}
+
+}  // namespace monolayer::dispatch
