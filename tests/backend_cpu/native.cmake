@@ -7,6 +7,7 @@ monolayer_test(backend_cpu_native_invariance SOURCES native_invariance_test.cc D
 monolayer_test(backend_cpu_native_reference SOURCES native_reference_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_native_oracle SOURCES native_oracle_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_native_followed SOURCES native_followed_test.cc DEPS backend_cpu_testing)
+monolayer_test(backend_cpu_native_faults SOURCES native_faults_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_native_step SOURCES native_step_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_native_traffic SOURCES native_traffic_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_cache SOURCES cache_test.cc DEPS backend_cpu_testing)
