@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/memory.h"
 #include "core/status.h"
 
 namespace monolayer::engine {
@@ -19,15 +20,6 @@ struct MemoryNeed {
   std::int64_t context_tokens = 0;  // asked for
   std::int64_t constant_bytes = kConstantBytes;
 };
-
-struct MemoryAvailable {
-  std::int64_t bytes = 0;
-  std::string source;  // "MemAvailable" or the cgroup file that limits it
-};
-
-// The smaller of MemAvailable and what the process's memory cgroup (v2 or v1) leaves; page cache
-// that can be dropped counts as available. `root` is prepended to /proc and /sys paths (tests).
-Result<MemoryAvailable> available_memory(const std::string& root = "");
 
 // kResourceExhausted, naming `subject`, with both figures and the longest context that fits.
 Status check_memory(const MemoryNeed& need, const MemoryAvailable& available,

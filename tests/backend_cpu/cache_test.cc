@@ -7,7 +7,6 @@
 #include <fstream>
 
 #include "backend/cpu/cache_insert.h"
-#include "backend/cpu/memory_limit.h"
 #include "backend_cpu/random_model.h"
 
 namespace monolayer::test {
@@ -88,43 +87,6 @@ TEST(Cache, StoredEntries) {
     EXPECT_EQ(static_cast<std::uint8_t>(e4m3[i]), f32_to_e4m3(values[i] / 0.5F));
   }
   EXPECT_EQ(e4m3_to_f32(static_cast<std::uint8_t>(e4m3[4])), 448);  // saturated
-}
-
-class MemoryLimit : public testing::Test {
- protected:
-  MemoryLimit() : root_(testing::TempDir() + "/memory_limit") {
-    std::filesystem::remove_all(root_);
-    write("/proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n");
-  }
-  void write(const std::string& path, const std::string& text) {
-    const std::filesystem::path file = root_ + path;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-  }
-  std::string root_;
-};
-
-TEST_F(MemoryLimit, MachineAlone) { EXPECT_EQ(cpu::available_memory(root_), 4000 * 1024); }
-
-TEST_F(MemoryLimit, TightestGroupOfVersionTwo) {
-  write("/proc/self/cgroup", "0::/pod/box\n");
-  write("/sys/fs/cgroup/pod/box/memory.max", "max\n");
-  write("/sys/fs/cgroup/pod/box/memory.current", "5\n");
-  EXPECT_EQ(cpu::available_memory(root_), 4000 * 1024);
-  write("/sys/fs/cgroup/pod/memory.max", "1000000\n");
-  write("/sys/fs/cgroup/pod/memory.current", "600000\n");
-  EXPECT_EQ(cpu::available_memory(root_), 400000);
-  write("/sys/fs/cgroup/pod/memory.stat", "anon 1\ninactive_file 100000\nactive_file 20000\n");
-  EXPECT_EQ(cpu::available_memory(root_), 520000);
-}
-
-TEST_F(MemoryLimit, VersionOne) {
-  write("/proc/self/cgroup", "9:cpu:/x\n4:memory:/x\n");
-  write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-  write("/sys/fs/cgroup/memory/memory.usage_in_bytes", "10\n");
-  write("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "3000000\n");
-  write("/sys/fs/cgroup/memory/x/memory.usage_in_bytes", "1000000\n");
-  EXPECT_EQ(cpu::available_memory(root_), 2000000);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <limits>
 #include <string>
 
-#include "backend/cpu/memory_limit.h"
+#include "core/memory.h"
 
 namespace monolayer::cpu {
 namespace {
@@ -72,7 +72,9 @@ Result<std::unique_ptr<CachePool>> CachePool::create(const m3::ModelConfig& conf
                   std::to_string(pages) + " pages, page ids have 31 bits");
   }
   const std::int64_t bytes = page_bytes(config, options);
-  const std::int64_t available = available_memory();
+  const Result<MemoryAvailable> left = available_memory();
+  const std::int64_t available =
+      left.ok() ? left->bytes : std::numeric_limits<std::int64_t>::max();
   if (bytes > available / pages) return too_large(pages, bytes, available);
 
   std::unique_ptr<CachePool> pool(new CachePool);
