@@ -150,12 +150,12 @@ Status run_generate(const GenerateFlags& flags) {
   }
 
   ReplyPrinter printer(text, prompt, flags.json);
+  options.still_valid = [&] { return model->checkpoint.verify_unchanged(); };
   engine::Generator generator(model->config, run->native(), run->pool());
   ML_ASSIGN_OR_RETURN(
       const engine::GenerateReport report,
       generator.generate(prompt.ids, options, [&](std::int32_t id) { return printer.token(id); }));
   printer.finish();
-  ML_RETURN_IF_ERROR(model->checkpoint.verify_unchanged());
   if (flags.quiet && !flags.json) return ok_status();
   engine::RunReport summary = engine::run_report(std::move(model), std::move(run), report);
   summary.requested_path = flags.run.path;

@@ -43,7 +43,7 @@ Status Generator::check(std::span<const std::int32_t> prompt, const GenerateOpti
 }
 
 Status Generator::step(std::span<const std::int32_t> tokens, std::int64_t start, bool want_logits,
-                       cpu::Traffic& traffic) {
+                       const GenerateOptions& options, cpu::Traffic& traffic) {
   const std::int64_t end = start + static_cast<std::int64_t>(tokens.size());
   const std::int64_t needed = (end + m3::kPageTokens - 1) / m3::kPageTokens;
   if (!pages_.extend(table_, needed))
@@ -57,7 +57,7 @@ Status Generator::step(std::span<const std::int32_t> tokens, std::int64_t start,
   sequence.logit_rows = want_logits ? 1 : 0;
   ML_RETURN_IF_ERROR(native_.step({&sequence, 1}, pool_, logits_, nullptr));
   add(traffic, native_.last_traffic());
-  return ok_status();
+  return options.still_valid ? options.still_valid() : ok_status();
 }
 
 Result<GenerateReport> Generator::run(std::span<const std::int32_t> prompt,
@@ -71,7 +71,7 @@ Result<GenerateReport> Generator::run(std::span<const std::int32_t> prompt,
     const bool last = begin + count == report.prompt_tokens;
     ML_RETURN_IF_ERROR(
         step(prompt.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)),
-             begin, last, report.prefill));
+             begin, last, options, report.prefill));
   }
   report.prefill_seconds = seconds_since(prefill_start);
 
@@ -93,7 +93,7 @@ Result<GenerateReport> Generator::run(std::span<const std::int32_t> prompt,
       report.finish = Finish::kLength;
       break;
     }
-    ML_RETURN_IF_ERROR(step({&id, 1}, length - 1, true, report.decode));
+    ML_RETURN_IF_ERROR(step({&id, 1}, length - 1, true, options, report.decode));
     ++report.decode_steps;
   }
   report.decode_seconds = seconds_since(decode_start);

@@ -21,6 +21,9 @@ struct GenerateOptions {
   std::int64_t max_context = 0;      // prompt and generated tokens together; 0: what the pool holds
   std::int64_t prefill_chunk = 512;  // rows of a prefill step; changes speed, never tokens
   std::vector<std::int32_t> stop_ids;
+  // Asked after every step, before the token it led to is shown: an error ends the generation.
+  // For weights that are used from a mapping, OpenModel::checkpoint.verify_unchanged().
+  std::function<Status()> still_valid;
 };
 
 enum class Finish : std::uint8_t {
@@ -56,7 +59,7 @@ class Generator {
   Status check(std::span<const std::int32_t> prompt, const GenerateOptions& options,
                std::int64_t limit) const;
   Status step(std::span<const std::int32_t> tokens, std::int64_t start, bool want_logits,
-              cpu::Traffic& traffic);
+              const GenerateOptions& options, cpu::Traffic& traffic);
   Result<GenerateReport> run(std::span<const std::int32_t> prompt, const GenerateOptions& options,
                              std::int64_t limit, const TokenCallback& on_token);
 

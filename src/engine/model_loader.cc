@@ -59,7 +59,9 @@ Result<std::unique_ptr<OpenModel>> open_model(const std::string& model) {
 Result<m3::ModelWeights> load_weights(const OpenModel& model,
                                       const ReadProgressCallback& progress) {
   ML_RETURN_IF_ERROR(model.checkpoint.touch_all(progress));
-  return m3::bind_weights(model.config, model.checkpoint);
+  ML_ASSIGN_OR_RETURN(m3::ModelWeights weights, m3::bind_weights(model.config, model.checkpoint));
+  ML_RETURN_IF_ERROR(model.checkpoint.verify_unchanged());
+  return weights;
 }
 
 Result<GenerationDefaults> generation_defaults(const std::string& folder,
