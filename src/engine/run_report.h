@@ -30,8 +30,9 @@ struct RunReport {
   double stream_share() const;  // of decoding; 0 without a decode step
 };
 
-// Takes model and run apart (what is reported must not be resident beside the buffer that measures
-// the read stream), measures that for some hundredths of a second and gathers the rest.
+// Takes model and run apart, measures the read stream for some hundredths of a second and gathers
+// the rest. The stream is measured over the weights where they are large enough, else over a buffer
+// of at most 64 MiB, which is not resident at the same time as the model.
 RunReport run_report(std::unique_ptr<OpenModel> model, std::unique_ptr<NativeRun> run,
                      const GenerateReport& generation);
 

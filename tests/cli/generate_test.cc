@@ -242,6 +242,13 @@ TEST(Memory, ResidentSetIsFileAndCachesAndAConstant) {
                "16", "--quiet", "--max-model-len", "4096"});
   ASSERT_EQ(outcome.exit_code, 0);
   EXPECT_LT(static_cast<double>(outcome.peak_rss_bytes), 1.1 * (file + cache) + kConstant);
+  // The closing report adds its buffer of at most 64 MiB, and not on top of model and caches.
+  const Outcome reported = run_cli({"generate", "--model", kNano, "--prompt", "hi", "--temperature",
+                                    "0", "--max-tokens", "16", "--max-model-len", "4096"});
+  ASSERT_EQ(reported.exit_code, 0);
+  EXPECT_NE(reported.err.find("read stream"), std::string::npos);
+  EXPECT_LT(static_cast<double>(reported.peak_rss_bytes),
+            std::max(1.1 * (file + cache), double{64 << 20}) + kConstant);
 }
 
 }  // namespace

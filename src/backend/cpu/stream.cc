@@ -16,7 +16,7 @@ constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
 std::int64_t buffer_bytes(StreamEffort effort) {
   const std::int64_t cache = std::max<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 0);
-  return effort == StreamEffort::kQuick ? std::clamp(4 * cache, 64 * kMiB, 256 * kMiB)
+  return effort == StreamEffort::kQuick ? std::clamp(4 * cache, 16 * kMiB, 64 * kMiB)
                                         : std::clamp(4 * cache, 256 * kMiB, 2048 * kMiB);
 }
 
@@ -35,6 +35,36 @@ std::uint64_t sum_lines(const std::byte* begin, const std::byte* end) {
   std::uint64_t sum = 0;
   for (const std::uint64_t part : sums) sum += part;
   return sum;
+}
+
+struct TimedSum {
+  std::uint64_t sum = 0;
+  double rate = 0;  // bytes per second
+};
+
+// The team reads whole cache lines of [memory, memory + bytes) once.
+TimedSum read_once(ThreadTeam& team, const std::byte* memory, std::int64_t bytes) {
+  std::vector<std::uint64_t> sums(static_cast<std::size_t>(team.size()) * 8);
+  const auto start = std::chrono::steady_clock::now();
+  team.each([&](int worker) {
+    sums[static_cast<std::size_t>(worker) * 8] =
+        sum_lines(memory + share_begin(bytes, worker, team.size()),
+                  memory + share_begin(bytes, worker + 1, team.size()));
+  });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  TimedSum result;
+  for (const std::uint64_t sum : sums) result.sum += sum;
+  if (seconds.count() > 0) result.rate = static_cast<double>(bytes) / seconds.count();
+  return result;
+}
+
+template <typename F>
+double median_of(int passes, F&& pass) {
+  std::vector<double> rates;
+  for (int i = 0; i < std::max(passes, 1); ++i) rates.push_back(pass());
+  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
+  std::nth_element(rates.begin(), middle, rates.end());
+  return *middle;
 }
 
 }  // namespace
@@ -64,27 +94,19 @@ Result<std::unique_ptr<ReadStream>> ReadStream::create(ThreadTeam& team, StreamE
 }
 
 double ReadStream::pass() {
-  std::vector<std::uint64_t> sums(static_cast<std::size_t>(team_.size()) * 8);
-  const auto start = std::chrono::steady_clock::now();
-  team_.each([&](int worker) {
-    sums[static_cast<std::size_t>(worker) * 8] =
-        sum_lines(memory_ + share_begin(bytes_, worker, team_.size()),
-                  memory_ + share_begin(bytes_, worker + 1, team_.size()));
-  });
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  std::uint64_t total = 0;
-  for (const std::uint64_t sum : sums) total += sum;
+  const TimedSum read = read_once(team_, memory_, bytes_);
   // Every byte is 1: a pass that skipped some would be caught.
-  const bool complete = total == 0x0101010101010101U * static_cast<std::uint64_t>(bytes_ / 8);
-  return complete && seconds.count() > 0 ? static_cast<double>(bytes_) / seconds.count() : 0;
+  const bool complete = read.sum == 0x0101010101010101U * static_cast<std::uint64_t>(bytes_ / 8);
+  return complete ? read.rate : 0;
 }
 
 double ReadStream::median(int passes) {
-  std::vector<double> rates;
-  for (int i = 0; i < std::max(passes, 1); ++i) rates.push_back(pass());
-  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
-  std::nth_element(rates.begin(), middle, rates.end());
-  return *middle;
+  return median_of(passes, [this] { return pass(); });
+}
+
+double measure_stream(ThreadTeam& team, std::span<const std::byte> memory) {
+  const auto bytes = static_cast<std::int64_t>(memory.size() / 64 * 64);
+  return median_of(3, [&] { return read_once(team, memory.data(), bytes).rate; });
 }
 
 Result<double> measure_stream(ThreadTeam& team, StreamEffort effort) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "backend/cpu/thread_team.h"
 #include "core/status.h"
@@ -15,8 +16,9 @@ enum class StreamEffort : std::uint8_t {
 };
 
 // A buffer the team reads from end to end, each worker its own contiguous share, adding up plain
-// 64-bit words, a cache line an iteration. At least four times the last-level cache (quick: at most
-// 256 MiB, so that very large caches flatter it).
+// 64-bit words, a cache line an iteration. Four times the last-level cache, at least 256 MiB
+// (quick: at most 64 MiB, so that large caches flatter it; where more than that is mapped anyway,
+// measure over the mapping).
 class ReadStream {
  public:
   // kResourceExhausted if the buffer cannot be had. Touches it with the team's own threads.
@@ -39,7 +41,11 @@ class ReadStream {
   std::int64_t bytes_;
 };
 
-// Bytes per second of the read stream with this team.
+// Bytes per second of the read stream with this team over memory that is there already: the median
+// of three passes. Nothing is allocated. 0 for less than a cache line.
+double measure_stream(ThreadTeam& team, std::span<const std::byte> memory);
+
+// Bytes per second of the read stream with this team, over a buffer of its own.
 Result<double> measure_stream(ThreadTeam& team, StreamEffort effort);
 
 }  // namespace monolayer::cpu
