@@ -1,12 +1,21 @@
 #!/usr/bin/env bash
-# run_fuzzers.sh BUILD SECONDS: every fuzz_* binary under BUILD from its seed corpus; a crash fails.
+# run_fuzzers.sh BUILD SECONDS [NAME...]: every fuzz_* binary under BUILD (or those named) from its
+# seed corpus; a crash fails. FUZZ_JOBS of them run at a time (one per processor).
 # What is found meanwhile stays in BUILD/corpus-<name>; crashing inputs in BUILD/crashes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1
 seconds=$2
+shift 2
 mkdir -p "$build/crashes"
 mapfile -t targets < <(find "$build" -type f -name 'fuzz_*' -perm -u+x | sort)
+if (( $# > 0 )); then
+  chosen=()
+  for target in "${targets[@]}"; do
+    for name in "$@"; do [[ $(basename "$target") == "fuzz_$name" ]] && chosen+=("$target"); done
+  done
+  targets=("${chosen[@]}")
+fi
 (( ${#targets[@]} > 0 )) || { echo "fuzz: no targets in $build" >&2; exit 1; }
 run_one() {
   local target=$1 build=$2 seconds=$3
@@ -24,5 +33,5 @@ run_one() {
   fi
 }
 export -f run_one
-printf '%s\n' "${targets[@]}" | xargs -P "$(nproc)" -I{} bash -c 'run_one "$@"' _ {} "$build" "$seconds"
+printf '%s\n' "${targets[@]}" | xargs -P "${FUZZ_JOBS:-$(nproc)}" -I{} bash -c 'run_one "$@"' _ {} "$build" "$seconds"
 echo "fuzz: ${#targets[@]} targets, $seconds s each, no crash"

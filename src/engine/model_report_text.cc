@@ -19,6 +19,19 @@ std::string rank_line(const Json& rank) {
          ", vocabulary rows " + number(rank["vocab_rows"]) + "\n";
 }
 
+std::string layer_line(const Json& run) {
+  return "  " + number(run["first"]) + "-" + number(run["last"]) + ": " +
+         run["attention"].get<std::string>() + " attention, " + run["mlp"].get<std::string>() +
+         " MLP\n";
+}
+
+std::string format_line(const std::string& part, const std::string& format, const Json& entry) {
+  return "  " + part + ": " + format + ", " + number(entry["matrices"]) + " matrices, " +
+         size(entry["bytes"]) + "\n";
+}
+
+std::string note_line(const Json& note) { return "note: " + note.get<std::string>() + "\n"; }
+
 }  // namespace
 
 std::string model_report_text(const Json& report) {
@@ -39,15 +52,10 @@ std::string model_report_text(const Json& report) {
           " (first " + number(c["init_blocks"]) + " and last " + number(c["local_blocks"]) +
           " always)\n";
   text += "layers:\n";
-  for (const Json& run : report["layers"])
-    text += "  " + number(run["first"]) + "-" + number(run["last"]) + ": " +
-            run["attention"].get<std::string>() + " attention, " + run["mlp"].get<std::string>() +
-            " MLP\n";
+  for (const Json& run : report["layers"]) text += layer_line(run);
   text += "formats:\n";
   for (const auto& [part, formats] : report["formats"].items())
-    for (const auto& [format, entry] : formats.items())
-      text += "  " + part + ": " + format + ", " + number(entry["matrices"]) + " matrices, " +
-              size(entry["bytes"]) + "\n";
+    for (const auto& [format, entry] : formats.items()) text += format_line(part, format, entry);
   text +=
       "bytes a decoded token reads: " + size(report["weight_bytes_per_token"]) +
       " of weights; caches per token of context: " + size(report["cache_bytes_per_token"]["bf16"]) +
@@ -59,7 +67,7 @@ std::string model_report_text(const Json& report) {
     text += "ignored: " + std::to_string(ignored.size()) + " tensors, " +
             size(report["ignored"]["bytes"]) + ", first: " + ignored[0].get<std::string>() + "\n";
   }
-  for (const Json& note : report["notes"]) text += "note: " + note.get<std::string>() + "\n";
+  for (const Json& note : report["notes"]) text += note_line(note);
   return text;
 }
 
