@@ -73,8 +73,7 @@ Result<std::unique_ptr<CachePool>> CachePool::create(const m3::ModelConfig& conf
   }
   const std::int64_t bytes = page_bytes(config, options);
   const Result<MemoryAvailable> left = available_memory();
-  const std::int64_t available =
-      left.ok() ? left->bytes : std::numeric_limits<std::int64_t>::max();
+  const std::int64_t available = left.ok() ? left->bytes : std::numeric_limits<std::int64_t>::max();
   if (bytes > available / pages) return too_large(pages, bytes, available);
 
   std::unique_ptr<CachePool> pool(new CachePool);
