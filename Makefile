@@ -6,7 +6,7 @@ export MONOLAYER_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 BIN := build/cpu/bin/monolayer
 QUESTION ?= Tom has 12 apples. Anna gives Tom 7 more apples. How many apples does Tom have?
 
-.PHONY: help setup build demo test test-long test-asan test-tsan lint format bench fuzz fuzz-short clean
+.PHONY: help setup build demo test test-long test-asan test-tsan test-aarch64 lint format bench fuzz fuzz-short clean
 
 help:
 	@echo "make demo       build, then answer a question with the embedded model"
@@ -16,7 +16,7 @@ help:
 	@echo "make lint       clang-format and clang-tidy, both must be clean"
 	@echo "make bench      benchmarks with bytes, GB/s and the share of the read stream"
 	@echo "make fuzz       all fuzzers, FUZZ_SECONDS (600) each"
-	@echo "make test-long  sanitizers, long comparisons and a minute of each fuzzer"
+	@echo "make test-long  sanitizers, long comparisons, NEON emulated, a minute of each fuzzer"
 
 setup:
 	@scripts/setup.sh build test
@@ -48,10 +48,15 @@ test-asan test-tsan: test-%:
 	@TSAN_OPTIONS=halt_on_error=1 ASAN_OPTIONS=detect_leaks=1 \
 	  ctest --test-dir build/$* --output-on-failure -j $(JOBS) -LE long
 
+test-aarch64:
+	@scripts/setup.sh build cross
+	@scripts/cross_tiles.sh 30
+
 test-long: test
-	@scripts/setup.sh build test lint fuzz
-	@echo "test-long: long tests, sanitizers, clang-tidy, one minute of each fuzzer"
+	@scripts/setup.sh build test lint fuzz cross
+	@echo "test-long: long tests, NEON under an emulator, sanitizers, clang-tidy, a minute of each fuzzer"
 	@ctest --test-dir build/cpu --output-on-failure -L long
+	@scripts/cross_tiles.sh 30
 	@$(MAKE) --no-print-directory test-asan test-tsan lint
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=60
 

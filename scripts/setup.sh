@@ -4,6 +4,7 @@
 #   scripts/setup.sh test          GoogleTest, the model checker spin, and a virtual environment with peers to compare with
 #   scripts/setup.sh lint          clang-format and clang-tidy
 #   scripts/setup.sh fuzz          clang with libFuzzer and the sanitizers' runtimes
+#   scripts/setup.sh cross         compiler and emulator for aarch64
 # Several groups may be named at once. MONOLAYER_SKIP_SETUP=1 turns it off (packages come otherwise).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,7 +24,8 @@ for group in "$@"; do
     bench) packages+=(libbenchmark-dev) ;;
     lint) packages+=(clang-format-14 clang-tidy-14 clang-14) ;;
     fuzz) packages+=(clang-14 libclang-rt-14-dev llvm-14) ;;
-    *) echo "setup: unknown group '$group' (build, test, bench, lint, fuzz)" >&2; exit 2 ;;
+    cross) packages+=(g++-aarch64-linux-gnu qemu-user) ;;
+    *) echo "setup: unknown group '$group' (build, test, bench, lint, fuzz, cross)" >&2; exit 2 ;;
   esac
 done
 
