@@ -223,7 +223,13 @@ ML_API int32_t ml_slice_rows(const ml_matrix* from, int64_t begin, int64_t end, 
 /* A group of `count` ranks that are threads of this process; out[count]. timeout_s bounds every
  * wait between ranks. */
 ML_API int32_t ml_group_create_threads(int32_t count, double timeout_s, ml_group** out);
-/* Local. After every ml_mono of the rank is gone. NULL is fine. */
+/* Collective: rank `rank` of `count` processes of one host and user that share nothing but a token,
+ * 1 to 64 letters, digits and dashes, not used by another group at the time. */
+ML_API int32_t ml_group_meet(const char* token, int32_t rank, int32_t count, double timeout_s,
+                             ml_group** out);
+/* Collective; after every ml_mono of the group is closed. */
+ML_API int32_t ml_group_close(ml_group* group);
+/* Local. Without a close before it, memory that peers may use is kept. NULL is fine. */
 ML_API void ml_group_destroy(ml_group* group);
 
 /* Collective. Checks everything on every rank, agrees, and only then allocates. Layers ascend by
@@ -251,6 +257,16 @@ ML_API int32_t ml_mono_forward_layers(ml_mono* mono, int32_t first, int32_t coun
                                       const ml_tensor* hidden, const ml_tensor* residual,
                                       const ml_tensor* positions, ml_tensor* hidden_out,
                                       ml_tensor* residual_out);
+
+/* The data pointers of all weights and caches in the library's order, NULL where a tensor is absent.
+ * Returns how many there are and writes at most `capacity`; negative: an ML_* code, negated. */
+ML_API int64_t ml_storage_pointers(const ml_layer_spec* layers, int32_t layer_count,
+                                   const ml_cache_spec* caches, int32_t cache_count,
+                                   const void** out, int64_t capacity);
+/* Cheap enough for every step: ML_FAILED_PRECONDITION, naming layer and tensor, unless `pointers`
+ * are those that the library was created with. */
+ML_API int32_t ml_mono_check_storage(const ml_mono* mono, const void* const* pointers,
+                                     int64_t count);
 
 /* Collective, idempotent. Every later call but ml_mono_destroy is ML_FAILED_PRECONDITION. */
 ML_API int32_t ml_mono_close(ml_mono* mono);

@@ -3,7 +3,9 @@
 #include <memory>
 
 #include "cli/command.h"
+#include "dispatch/report.h"
 #include "engine/model_report.h"
+#include "engine/native_run.h"
 
 namespace monolayer::cli {
 
@@ -11,6 +13,8 @@ void add_inspect(Program& program) {
   struct InspectFlags {
     std::string model;
     bool json = false;
+    std::int64_t ranks = 1;
+    std::string kv_cache_dtype = "auto";
   };
   auto flags = std::make_shared<InspectFlags>();
   CLI::App& app =
@@ -18,14 +22,27 @@ void add_inspect(Program& program) {
         ML_ASSIGN_OR_RETURN(const auto model, engine::open_model(flags->model));
         ML_ASSIGN_OR_RETURN(const m3::ModelWeights weights,
                             m3::bind_weights(model->config, model->checkpoint));
-        const nlohmann::json report = engine::model_report(*model, weights);
-        std::fputs(flags->json ? (report.dump(2) + "\n").c_str()
-                               : engine::model_report_text(report).c_str(),
-                   stdout);
+        ML_ASSIGN_OR_RETURN(const cpu::CacheOptions cache,
+                            engine::cache_options(flags->kv_cache_dtype));
+        const dispatch::DeploymentFacts facts = dispatch::deployment_facts(
+            model->config, weights,
+            {.tensor_parallel = flags->ranks, .kv_cache = cache.kv, .index_cache = cache.index});
+        nlohmann::json report = engine::model_report(*model, weights);
+        if (flags->json) {
+          report["fused_path"] = dispatch::deployment_json(facts);
+          std::fputs((report.dump(2) + "\n").c_str(), stdout);
+          return ok_status();
+        }
+        std::fputs(engine::model_report_text(report).c_str(), stdout);
+        std::fputs(dispatch::deployment_text(facts).c_str(), stdout);
         return ok_status();
       });
   program.flags.folder(app, "model", flags->model, "Folder, or a name in the Hugging Face cache")
       ->required();
+  program.flags.integer(app, "--tensor-parallel-size", flags->ranks, 1, 1024,
+                        "Ranks of the deployment that the fused path's conditions are checked for");
+  program.flags.choice(app, "--kv-cache-dtype", flags->kv_cache_dtype,
+                       {"auto", "bf16", "fp8", "fp8_e4m3"}, "Its KV cache type");
   program.flags.toggle(app, "--json", flags->json, "Print JSON");
 }
 
