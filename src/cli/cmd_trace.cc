@@ -1,6 +1,8 @@
 // `monolayer trace`: hidden states, selected blocks and logits of given tokens.
 #include <cstdio>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "cli/command.h"
 #include "engine/model_loader.h"
@@ -16,6 +18,13 @@ struct TraceFlags {
   std::int64_t chunk = 512;
   RunFlags run;
 };
+
+// What a step gave, if the weights it read are still the file's.
+Result<std::vector<float>> checked(const engine::OpenModel& model,
+                                   Result<std::vector<float>> logits) {
+  if (logits.ok()) ML_RETURN_IF_ERROR(model.checkpoint.verify_unchanged());
+  return logits;
+}
 
 Status run_trace(const TraceFlags& flags) {
   ML_RETURN_IF_ERROR(flags.run.check());
@@ -33,7 +42,7 @@ Status run_trace(const TraceFlags& flags) {
     return engine::write_trace(
         flags.out, model->config, input, flags.chunk,
         [&](std::span<const std::int32_t> ids, std::int64_t logit_rows, m3::TraceSink* sink) {
-          return reference.forward(ids, logit_rows, sink);
+          return checked(*model, reference.forward(ids, logit_rows, sink));
         });
   }
   engine::NativeRunOptions options;
@@ -44,7 +53,7 @@ Status run_trace(const TraceFlags& flags) {
   return engine::write_trace(
       flags.out, model->config, input, flags.chunk,
       [&](std::span<const std::int32_t> ids, std::int64_t logit_rows, m3::TraceSink* sink) {
-        return native->append(ids, logit_rows, sink);
+        return checked(*model, native->append(ids, logit_rows, sink));
       });
 }
 
