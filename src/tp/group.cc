@@ -68,7 +68,7 @@ Status join(Code code, std::uint32_t ranks, std::span<const std::string> texts) 
       subject = who;
       message = texts[r];
     } else {
-      message += "; " + who + ": " + texts[r];
+      message.append("; ").append(who).append(": ").append(texts[r]);
     }
   }
   return {code, subject, message};

@@ -1,6 +1,5 @@
 // Symmetric memory and the end of a group: the calls whose order protects peers' memory.
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "tp/group.h"
@@ -25,7 +24,7 @@ Result<SymmetricRegion> Group::allocate(std::size_t bytes, const Deadline& deadl
   }
   std::array<Handle, kMaxRanks> handles{};
   const std::size_t ranks = static_cast<std::size_t>(size_);
-  const Status exchanged =
+  Status exchanged =
       all_gather(handle, std::as_writable_bytes(std::span(handles).first(ranks)), deadline);
   if (!exchanged.ok()) {
     free_own(region);  // nobody has mapped it: they would have had to see the exchange
@@ -54,8 +53,7 @@ Status Group::release(SymmetricRegion& region, const Deadline& deadline) {
   region = {};
   ML_RETURN_IF_ERROR(barrier(deadline));
   unmap_peers(held);
-  const Status unmapped = barrier(deadline);
-  if (!unmapped.ok()) return unmapped;
+  ML_RETURN_IF_ERROR(barrier(deadline));
   free_own(held);
   std::erase_if(regions_, [&](const SymmetricRegion& r) { return r.id == held.id; });
   return {};

@@ -121,6 +121,7 @@ Result<std::vector<std::unique_ptr<Group>>> make_thread_group(int ranks) {
   new (control) ControlBlock;
   const auto shared = std::make_shared<Shared>(control);
   std::vector<std::unique_ptr<Group>> group;
+  group.reserve(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) group.push_back(std::make_unique<ThreadGroup>(shared, r, ranks));
   return group;
 }

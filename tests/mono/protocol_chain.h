@@ -3,8 +3,9 @@
 // early or late changes everything after it.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <random>
 #include <vector>
@@ -110,7 +111,9 @@ struct Chain {
 };
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
+    return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
+  });
 }
 
 }  // namespace monolayer::mono

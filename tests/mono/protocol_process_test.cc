@@ -206,7 +206,8 @@ TEST_F(ProtocolProcesses, MoreRanksAndWorkersThanCores) {
       std::vector<float> mine(static_cast<std::size_t>(end - begin));
       for (int layer = 0; layer < kLayers; ++layer) {
         for (int site = 0; site < 2; ++site) {
-          const auto exchanges = static_cast<std::uint64_t>(layer * 2 + site);
+          const std::uint64_t exchanges =
+              static_cast<std::uint64_t>(layer) * 2 + (site == 1 ? 1 : 0);
           // Reads what all workers wrote in the exchange before ...
           const WaitPlace place{group.rank(), layer, site, "sum"};
           if (!done.wait(exchanges * 2 * kWorkers, policy, place)) return;

@@ -402,7 +402,7 @@ TEST(Protocol, T_P7_MissingThreadIsReported) {
     if (chain.run(*mailbox, 8, values, &stopped) && stopped) {
       while (!group.poison().raised()) std::this_thread::sleep_for(milliseconds(1));
     }
-    const Status status = group.status();
+    Status status = group.status();
     (void)group.close();
     return status;
   });

@@ -171,7 +171,7 @@ TEST_F(Processes, T_P7_StoppedRankIsNoticedByTheDeadline) {
       [](Group& group) -> Status {
         if (group.rank() == 1) kill(getpid(), SIGSTOP);
         const auto begin = Clock::now();
-        const Status status = group.barrier(Deadline(milliseconds(200)));
+        Status status = group.barrier(Deadline(milliseconds(200)));
         const auto took = Clock::now() - begin;
         if (took > milliseconds(1200)) return {Code::kInternal, "report", "too late"};
         return status;
