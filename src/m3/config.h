@@ -78,4 +78,8 @@ struct RankShape {
 // Refuses sizes that do not divide the model, naming the dimension.
 Result<RankShape> rank_shape(const ModelConfig& config, std::int64_t rank, std::int64_t size);
 
+// The model as one rank sees it: heads, index heads and widths are its share; the vocabulary, the
+// experts and everything else stay whole.
+ModelConfig rank_config(const ModelConfig& config, const RankShape& shape);
+
 }  // namespace monolayer::m3

@@ -71,4 +71,15 @@ Result<RankShape> rank_shape(const ModelConfig& config, std::int64_t rank, std::
   return shape;
 }
 
+ModelConfig rank_config(const ModelConfig& config, const RankShape& shape) {
+  ModelConfig local = config;
+  local.num_heads = shape.heads;
+  local.num_kv_heads = shape.kv_heads;
+  if (local.index_heads > 0) local.index_heads = shape.kv_heads;
+  local.dense_width = shape.dense_width;
+  local.expert_width = shape.expert_width;
+  local.shared_width = shape.shared_width;
+  return local;
+}
+
 }  // namespace monolayer::m3

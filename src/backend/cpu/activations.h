@@ -28,13 +28,17 @@ struct Activations {
   Buffer<float> index_q;                             // [rows, index_heads, padded index_dim] BF16
   Buffer<float> attended;                            // [rows, split layout of o] BF16
   Buffer<float> router_logits;                       // [rows, experts]
-  Buffer<float> mlp;                                 // [slots, split layout of down] BF16
+  Buffer<float> roots;  // [rows, hidden], a rank's share of a split sum
+  Buffer<float> mlp;    // [slots, split layout of down] BF16
   std::array<Buffer<float>, kActivationKinds> gathered;  // [slots, padded hidden]
 
   Buffer<float> block_scores;        // [rows of a slab, index_heads, blocks]
   Buffer<std::int32_t> block_ids;    // [rows, index_heads, topk] ascending
   Buffer<float> attention_partials;  // [units of a wave, tile rows, group, head_dim + 2]
   Buffer<float> attention_state;     // [rows, heads, head_dim + 2]
+
+  // Every buffer becomes the other's, which stays its owner.
+  void borrow(const Activations& other);
 };
 
 // What one worker needs for itself.
@@ -49,9 +53,10 @@ struct StepContext {
   const m3::ModelConfig& config;
   const Tiles& tiles;
   const StepPlan& plan;
-  const CachePool& cache;
+  const Caches& cache;
   Activations& act;
-  std::int64_t row_tile;  // rows of one matmul call
+  std::int64_t row_tile;        // rows of one matmul call
+  std::int64_t parts = kParts;  // eighths of a split dimension that this rank holds
 };
 
 }  // namespace monolayer::cpu

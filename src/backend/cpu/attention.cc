@@ -59,7 +59,7 @@ void attend_unit(const StepContext& step, const AttentionPlan& plan, std::int64_
                  const AttentionTile& tile, std::int64_t chunk_index, float* partials,
                  float* scratch, Traffic& traffic) {
   const m3::ModelConfig& c = step.config;
-  const CacheOptions& cache = step.cache.options();
+  const CacheOptions& cache = step.cache.options(layer);
   const std::int64_t group = c.group_size();
   const std::int64_t queries = tile.rows.rows * group;
   const Chunk chunk = chunk_of(step, plan, tile, chunk_index);
@@ -68,7 +68,7 @@ void attend_unit(const StepContext& step, const AttentionPlan& plan, std::int64_
   const Matrix k = step.cache.k_page(layer, page, tile.kv_head);
   Matrix v = step.cache.v_page(layer, page, tile.kv_head);
   v.data = static_cast<const std::byte*>(v.data) + chunk.in_page * v.row_bytes;
-  traffic.kv_read += n * (k.row_bytes + v.row_bytes);
+  traffic.kv_read += 2 * n * stored_row_bytes(k);
 
   float* scores = scratch;
   float* probabilities = scratch + queries * m3::kPageTokens;
@@ -144,13 +144,14 @@ std::int64_t merge_pairs(const StepContext& step, const AttentionPlan& plan, Ran
   return (last - first + 1) * plan.tile_rows * step.config.group_size();
 }
 
-void merge_units(const StepContext& step, const AttentionPlan& plan, const SplitLayout& layout,
-                 Range wave, Range pairs, float* scratch) {
+void merge_units(const StepContext& step, const AttentionPlan& plan, std::int64_t layer,
+                 const SplitLayout& layout, Range wave, Range pairs, float* scratch) {
   const m3::ModelConfig& c = step.config;
   const std::int64_t group = c.group_size();
   const std::int64_t dim = c.head_dim;
   const std::int64_t per_tile = plan.tile_rows * group;
   const std::int64_t first_tile = tile_of(plan, wave.begin);
+  const float v_scale = step.cache.options(layer).v_scale;
   for (std::int64_t at = pairs.begin; at < pairs.end; ++at) {
     const AttentionTile& tile = plan.tiles[static_cast<std::size_t>(first_tile + at / per_tile)];
     const std::int64_t query = at % per_tile;  // row in the tile x head in the group
@@ -173,7 +174,7 @@ void merge_units(const StepContext& step, const AttentionPlan& plan, const Split
     }
     if (units.end != tile.first_unit + tile.chunks) continue;
     for (std::int64_t d = 0; d < dim; ++d) {
-      scratch[d] = round_bf16(state.values[d] / state.sum * step.cache.options().v_scale);
+      scratch[d] = round_bf16(state.values[d] / state.sum * v_scale);
     }
     scatter(layout, scratch, head * dim, (head + 1) * dim,
             step.act.attended.data() + row * layout.size());

@@ -44,7 +44,7 @@ std::int64_t attention_scratch(const StepContext& step, const AttentionPlan& pla
 std::int64_t merge_pairs(const StepContext& step, const AttentionPlan& plan, Range wave);
 // Merges the wave's units for pairs [begin, end) and, where the last chunk is in, writes the
 // finished BF16 output into `attended`. `scratch`: head_dim floats.
-void merge_units(const StepContext& step, const AttentionPlan& plan, const SplitLayout& layout,
-                 Range wave, Range pairs, float* scratch);
+void merge_units(const StepContext& step, const AttentionPlan& plan, std::int64_t layer,
+                 const SplitLayout& layout, Range wave, Range pairs, float* scratch);
 
 }  // namespace monolayer::cpu

@@ -80,8 +80,8 @@ Result<std::unique_ptr<CachePool>> CachePool::create(const m3::ModelConfig& conf
   pool->options_ = options;
   pool->pages_ = pages;
   pool->kv_heads_ = config.num_kv_heads;
-  pool->head_dim_ = config.head_dim;
-  pool->index_dim_ = config.index_dim;
+  pool->caches_.head_dim = config.head_dim;
+  pool->caches_.index_dim = config.index_dim;
   pool->bytes_ = static_cast<std::size_t>(pages * bytes);
   // Anonymous pages are only backed when touched, so an unused part of the pool costs nothing.
   void* memory = mmap(nullptr, pool->bytes_, PROT_READ | PROT_WRITE,
@@ -95,6 +95,13 @@ Result<std::unique_ptr<CachePool>> CachePool::create(const m3::ModelConfig& conf
   std::byte* next = pool->memory_;
   for (const m3::LayerPattern& pattern : config.layers) {
     LayerCache layer;
+    layer.options = options;
+    layer.pages = layer.index_pages = pages;
+    layer.page_bytes = kv_page_bytes(config, options);
+    layer.token_bytes = config.head_dim * size_of(options.kv);
+    layer.head_bytes = m3::kPageTokens * layer.token_bytes;
+    layer.index_page_bytes = index_page_bytes(config, options);
+    layer.index_token_bytes = config.index_dim * size_of(options.index);
     layer.k = next;
     layer.v = layer.k + pages * kv_page_bytes(config, options);
     next = layer.v + pages * kv_page_bytes(config, options);
@@ -102,7 +109,7 @@ Result<std::unique_ptr<CachePool>> CachePool::create(const m3::ModelConfig& conf
       layer.index = next;
       next += pages * index_page_bytes(config, options);
     }
-    pool->layers_.push_back(layer);
+    pool->caches_.layers.push_back(layer);
   }
   return pool;
 }
@@ -111,43 +118,43 @@ CachePool::~CachePool() {
   if (memory_ != nullptr) munmap(memory_, bytes_);
 }
 
-Matrix CachePool::k_page(std::int64_t layer, std::int32_t page, std::int64_t kv_head) const {
-  const std::int64_t row_bytes = head_dim_ * size_of(options_.kv);
-  return {.format = cache_format(options_.kv),
+namespace {
+
+Matrix page_of(DType dtype, std::int64_t cols, const std::byte* data, std::int64_t token_bytes) {
+  return {.format = cache_format(dtype),
           .rows = m3::kPageTokens,
-          .cols = head_dim_,
-          .data = layers_[static_cast<std::size_t>(layer)].k +
-                  (page * kv_heads_ + kv_head) * m3::kPageTokens * row_bytes,
-          .row_bytes = row_bytes};
+          .cols = cols,
+          .data = data,
+          .row_bytes = token_bytes};
 }
 
-Matrix CachePool::v_page(std::int64_t layer, std::int32_t page, std::int64_t kv_head) const {
-  const std::int64_t row_bytes = head_dim_ * size_of(options_.kv);
-  return {.format = cache_format(options_.kv),
-          .rows = m3::kPageTokens,
-          .cols = head_dim_,
-          .data = layers_[static_cast<std::size_t>(layer)].v +
-                  (page * kv_heads_ + kv_head) * m3::kPageTokens * row_bytes,
-          .row_bytes = row_bytes};
+}  // namespace
+
+Matrix Caches::k_page(std::int64_t index, std::int32_t page, std::int64_t kv_head) const {
+  const LayerCache& c = layer(index);
+  return page_of(c.options.kv, head_dim, c.k + page * c.page_bytes + kv_head * c.head_bytes,
+                 c.token_bytes);
 }
 
-Matrix CachePool::index_page(std::int64_t layer, std::int32_t page) const {
-  const std::int64_t row_bytes = index_dim_ * size_of(options_.index);
-  return {
-      .format = cache_format(options_.index),
-      .rows = m3::kPageTokens,
-      .cols = index_dim_,
-      .data = layers_[static_cast<std::size_t>(layer)].index + page * m3::kPageTokens * row_bytes,
-      .row_bytes = row_bytes};
+Matrix Caches::v_page(std::int64_t index, std::int32_t page, std::int64_t kv_head) const {
+  const LayerCache& c = layer(index);
+  return page_of(c.options.kv, head_dim, c.v + page * c.page_bytes + kv_head * c.head_bytes,
+                 c.token_bytes);
+}
+
+Matrix Caches::index_page(std::int64_t index, std::int32_t page) const {
+  const LayerCache& c = layer(index);
+  return page_of(c.options.index, index_dim, c.index + page * c.index_page_bytes,
+                 c.index_token_bytes);
 }
 
 bool CachePool::fits(const m3::ModelConfig& config) const {
   if (layers() != config.num_layers || kv_heads_ != config.num_kv_heads ||
-      head_dim_ != config.head_dim || index_dim_ != config.index_dim) {
+      caches_.head_dim != config.head_dim || caches_.index_dim != config.index_dim) {
     return false;
   }
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    if ((layers_[i].index != nullptr) != config.layers[i].sparse_attention) return false;
+  for (std::size_t i = 0; i < caches_.layers.size(); ++i) {
+    if ((caches_.layers[i].index != nullptr) != config.layers[i].sparse_attention) return false;
   }
   return true;
 }

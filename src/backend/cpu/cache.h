@@ -19,10 +19,28 @@ struct CacheOptions {
   float k_scale = 1, v_scale = 1, index_scale = 1;  // E4M3: stored = value / scale; finite, > 0
 };
 
-// Views of one layer's cache memory; entries are [page][kv_head][128][head_dim] for K and V, and
-// [page][128][index_dim] for index keys (null on dense layers).
+// One layer's cache memory. The entry of (page, kv_head, token) begins at k + page * page_bytes +
+// kv_head * head_bytes + token * token_bytes, of V likewise; index keys have no heads and are null
+// on dense layers.
 struct LayerCache {
+  CacheOptions options;
   std::byte *k = nullptr, *v = nullptr, *index = nullptr;
+  std::int64_t page_bytes = 0, head_bytes = 0, token_bytes = 0;
+  std::int64_t index_page_bytes = 0, index_token_bytes = 0;
+  std::int64_t pages = 0, index_pages = 0;
+};
+
+// Borrowed caches of every layer, as the stages read and write them.
+struct Caches {
+  std::int64_t head_dim = 0, index_dim = 0;
+  std::vector<LayerCache> layers;
+
+  const LayerCache& layer(std::int64_t i) const { return layers[static_cast<std::size_t>(i)]; }
+  const CacheOptions& options(std::int64_t i) const { return layer(i).options; }
+  // Rows = the 128 tokens of one page, as the tile functions read them.
+  Matrix k_page(std::int64_t layer, std::int32_t page, std::int64_t kv_head) const;
+  Matrix v_page(std::int64_t layer, std::int32_t page, std::int64_t kv_head) const;
+  Matrix index_page(std::int64_t layer, std::int32_t page) const;
 };
 
 // Owns the pool. Fresh pages are not cleared: nothing may read past a sequence's own length.
@@ -40,13 +58,20 @@ class CachePool {
 
   const CacheOptions& options() const { return options_; }
   std::int64_t pages() const { return pages_; }
-  const LayerCache& layer(std::int64_t i) const { return layers_[static_cast<std::size_t>(i)]; }
-  std::int64_t layers() const { return static_cast<std::int64_t>(layers_.size()); }
-
-  // Rows = the 128 tokens of one page, as the tile functions read them.
-  Matrix k_page(std::int64_t layer, std::int32_t page, std::int64_t kv_head) const;
-  Matrix v_page(std::int64_t layer, std::int32_t page, std::int64_t kv_head) const;
-  Matrix index_page(std::int64_t layer, std::int32_t page) const;
+  // Entries lie as [page][kv_head][128][head_dim] for K and for V, [page][128][index_dim] for index
+  // keys.
+  const Caches& caches() const { return caches_; }
+  const LayerCache& layer(std::int64_t i) const { return caches_.layer(i); }
+  std::int64_t layers() const { return static_cast<std::int64_t>(caches_.layers.size()); }
+  Matrix k_page(std::int64_t layer, std::int32_t page, std::int64_t kv_head) const {
+    return caches_.k_page(layer, page, kv_head);
+  }
+  Matrix v_page(std::int64_t layer, std::int32_t page, std::int64_t kv_head) const {
+    return caches_.v_page(layer, page, kv_head);
+  }
+  Matrix index_page(std::int64_t layer, std::int32_t page) const {
+    return caches_.index_page(layer, page);
+  }
 
   // The whole pool, for tests that poison or compare it.
   std::byte* memory() const { return memory_; }
@@ -57,10 +82,10 @@ class CachePool {
  private:
   CachePool() = default;
   CacheOptions options_;
-  std::int64_t pages_ = 0, kv_heads_ = 0, head_dim_ = 0, index_dim_ = 0;
+  std::int64_t pages_ = 0, kv_heads_ = 0;
   std::byte* memory_ = nullptr;
   std::size_t bytes_ = 0;
-  std::vector<LayerCache> layers_;
+  Caches caches_;
 };
 
 // The stored format of a cache type.

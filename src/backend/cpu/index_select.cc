@@ -18,7 +18,7 @@ std::int64_t tile_rows(const m3::ModelConfig& config) {
 
 // f(position, head, scores in the keys' own units, ids) of every row and index head of the slab.
 template <typename F>
-void each_choice(const StepContext& step, const ScoreSlab& slab, F&& f) {
+void each_choice(const StepContext& step, const ScoreSlab& slab, std::int64_t layer, F&& f) {
   const m3::ModelConfig& c = step.config;
   std::vector<float> scores;
   for (std::int64_t row = slab.rows.begin; row < slab.rows.end; ++row) {
@@ -26,7 +26,7 @@ void each_choice(const StepContext& step, const ScoreSlab& slab, F&& f) {
     for (std::int64_t head = 0; head < c.index_heads; ++head) {
       const float* raw = slab.at(step, row, head);
       scores.assign(raw, raw + existing_blocks(c, position));
-      for (float& score : scores) score *= step.cache.options().index_scale;
+      for (float& score : scores) score *= step.cache.options(layer).index_scale;
       std::int32_t* ids = step.act.block_ids.data() + (row * c.index_heads + head) * c.topk_blocks;
       f(position, head, scores, {ids, static_cast<std::size_t>(selected_blocks(c, position))});
     }
@@ -82,15 +82,16 @@ std::int64_t score_scratch(const m3::ModelConfig& config) {
 void score_pages(const StepContext& step, std::int64_t layer, const ScoreSlab& slab,
                  const RowTile& tile, Range pages, float* scratch, Traffic& traffic) {
   const m3::ModelConfig& c = step.config;
-  const std::int64_t stride = padded_columns(cache_format(step.cache.options().index), c.index_dim);
+  const std::int64_t stride =
+      padded_columns(cache_format(step.cache.options(layer).index), c.index_dim);
   const std::int64_t queries = tile.rows * c.index_heads;
   const float* q = step.act.index_q.data() + tile.first_row * c.index_heads * stride;
   const std::int64_t last = step.plan.row(tile.first_row + tile.rows - 1).position;
   for (std::int64_t p = pages.begin; p < pages.end; ++p) {
-    const Matrix keys = step.cache.index_page(layer, step.plan.page(tile.first_row, p));
+    const Matrix keys = step.cache.index_page(layer, step.plan.index_page(tile.first_row, p));
     const std::int64_t first_key = p * m3::kPageTokens;
     const std::int64_t n = std::min(m3::kPageTokens, last + 1 - first_key);
-    traffic.index_read += n * keys.row_bytes;
+    traffic.index_read += n * stored_row_bytes(keys);
     step.tiles.matmul(keys, 0, n, 0, keys.cols, q, stride, queries, scratch, m3::kPageTokens);
     for (std::int64_t i = 0; i < queries; ++i) {
       const std::int64_t row = tile.first_row + i / c.index_heads;
@@ -126,7 +127,7 @@ void select_blocks(const StepContext& step, const ScoreSlab& slab, Range pairs,
 void follow_blocks(const StepContext& step, const ScoreSlab& slab, std::int64_t layer,
                    m3::ChoiceSource& choices) {
   each_choice(
-      step, slab,
+      step, slab, layer,
       [&](std::int64_t position, std::int64_t head, std::span<const float> scores,
           std::span<std::int32_t> ids) { choices.blocks(layer, position, head, scores, ids); });
 }
@@ -134,7 +135,7 @@ void follow_blocks(const StepContext& step, const ScoreSlab& slab, std::int64_t 
 void trace_blocks(const StepContext& step, const ScoreSlab& slab, std::int64_t layer,
                   m3::TraceSink& sink) {
   each_choice(
-      step, slab,
+      step, slab, layer,
       [&](std::int64_t position, std::int64_t head, std::span<const float> scores,
           std::span<std::int32_t> ids) { sink.blocks(layer, position, head, ids, scores); });
 }

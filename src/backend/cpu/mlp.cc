@@ -16,13 +16,14 @@ unsigned input_kinds(const MlpView& mlp) {
   return 1U << activation_kind(mlp.gate.format) | 1U << activation_kind(mlp.up.format);
 }
 
-void add_group(const MlpView& mlp, std::int64_t slots, bool routed, MlpPlan& plan) {
+void add_group(const StepContext& step, const MlpView& mlp, std::int64_t slots, bool routed,
+               MlpPlan& plan) {
   MlpGroup group;
   group.mlp = &mlp;
   group.first_slot = plan.slots() - slots;
   group.slots = slots;
   group.routed = routed;
-  group.layout = SplitLayout(mlp.down.format, mlp.down.cols);
+  group.layout = SplitLayout(mlp.down.format, mlp.down.cols, step.parts);
   plan.slot_stride = std::max(plan.slot_stride, group.layout.size());
   if (plan.gathers(group)) plan.gather_kinds |= input_kinds(mlp);
   plan.groups.push_back(group);
@@ -65,7 +66,7 @@ unsigned mlp_kinds(const LayerView& layer) {
 void plan_dense(const StepContext& step, const LayerView& layer, MlpPlan& plan) {
   clear(plan);
   add_all_rows(step, plan);
-  add_group(layer.dense, step.plan.rows(), false, plan);
+  add_group(step, layer.dense, step.plan.rows(), false, plan);
 }
 
 void plan_experts(const StepContext& step, const LayerView& layer, const RoutedExpert* chosen,
@@ -93,11 +94,11 @@ void plan_experts(const StepContext& step, const LayerView& layer, const RoutedE
                          slot_row.begin() + begin + count);
     plan.slot_weight.insert(plan.slot_weight.end(), slot_weight.begin() + begin,
                             slot_weight.begin() + begin + count);
-    add_group(layer.experts[e], count, true, plan);
+    add_group(step, layer.experts[e], count, true, plan);
   }
   if (layer.shared.empty()) return;
   add_all_rows(step, plan);
-  add_group(layer.shared, rows, false, plan);
+  add_group(step, layer.shared, rows, false, plan);
 }
 
 void gather_slots(const StepContext& step, const MlpPlan& plan, Range slots) {

@@ -61,23 +61,25 @@ Status view_mlp(const m3::MlpWeights& in, MlpView& out) {
 }
 
 template <typename T>
-Status copy_vector(const TensorView& in, DType dtype, std::vector<T>& out) {
+Status copy_vector(const TensorView& in, DType dtype, ModelView& owner, const T*& out) {
   if (in.empty()) return {};
   ML_RETURN_IF_ERROR(expect_dtype(in, dtype));
-  out.resize(in.bytes / sizeof(T));
-  std::memcpy(out.data(), in.data, out.size() * sizeof(T));
+  const auto& copy = owner.vectors.emplace_back(new std::byte[in.bytes]);
+  std::memcpy(copy.get(), in.data, in.bytes);
+  out = reinterpret_cast<const T*>(copy.get());
   return {};
 }
 
-Status view_layer(const m3::LayerPattern& pattern, const m3::LayerWeights& in, LayerView& out) {
+Status view_layer(const m3::LayerPattern& pattern, const m3::LayerWeights& in, ModelView& owner,
+                  LayerView& out) {
   out.sparse = pattern.sparse_attention;
   out.moe = pattern.moe;
-  ML_RETURN_IF_ERROR(copy_vector(in.input_norm, DType::kBF16, out.input_norm));
-  ML_RETURN_IF_ERROR(copy_vector(in.post_norm, DType::kBF16, out.post_norm));
-  ML_RETURN_IF_ERROR(copy_vector(in.q_norm, DType::kBF16, out.q_norm));
-  ML_RETURN_IF_ERROR(copy_vector(in.k_norm, DType::kBF16, out.k_norm));
-  ML_RETURN_IF_ERROR(copy_vector(in.index_q_norm, DType::kBF16, out.index_q_norm));
-  ML_RETURN_IF_ERROR(copy_vector(in.index_k_norm, DType::kBF16, out.index_k_norm));
+  ML_RETURN_IF_ERROR(copy_vector(in.input_norm, DType::kBF16, owner, out.input_norm));
+  ML_RETURN_IF_ERROR(copy_vector(in.post_norm, DType::kBF16, owner, out.post_norm));
+  ML_RETURN_IF_ERROR(copy_vector(in.q_norm, DType::kBF16, owner, out.q_norm));
+  ML_RETURN_IF_ERROR(copy_vector(in.k_norm, DType::kBF16, owner, out.k_norm));
+  ML_RETURN_IF_ERROR(copy_vector(in.index_q_norm, DType::kBF16, owner, out.index_q_norm));
+  ML_RETURN_IF_ERROR(copy_vector(in.index_k_norm, DType::kBF16, owner, out.index_k_norm));
   ML_RETURN_IF_ERROR(view_matrix(in.q, out.q));
   ML_RETURN_IF_ERROR(view_matrix(in.k, out.k));
   ML_RETURN_IF_ERROR(view_matrix(in.v, out.v));
@@ -86,7 +88,7 @@ Status view_layer(const m3::LayerPattern& pattern, const m3::LayerWeights& in, L
   ML_RETURN_IF_ERROR(view_matrix(in.index_k, out.index_k));
   ML_RETURN_IF_ERROR(view_mlp(in.dense, out.dense));
   ML_RETURN_IF_ERROR(view_matrix(in.router, out.router));
-  ML_RETURN_IF_ERROR(copy_vector(in.router_bias, DType::kF32, out.router_bias));
+  ML_RETURN_IF_ERROR(copy_vector(in.router_bias, DType::kF32, owner, out.router_bias));
   out.experts.resize(in.experts.size());
   for (std::size_t e = 0; e < in.experts.size(); ++e) {
     ML_RETURN_IF_ERROR(view_mlp(in.experts[e], out.experts[e]));
@@ -126,10 +128,10 @@ Result<ModelView> view_model(const m3::ModelConfig& config, const m3::ModelWeigh
     return unsupported(weights.embed.weight, "the embedding must be BF16");
   }
   ML_RETURN_IF_ERROR(view_matrix(weights.lm_head, view.lm_head));
-  ML_RETURN_IF_ERROR(copy_vector(weights.final_norm, DType::kBF16, view.final_norm));
+  ML_RETURN_IF_ERROR(copy_vector(weights.final_norm, DType::kBF16, view, view.final_norm));
   view.layers.resize(weights.layers.size());
   for (std::size_t i = 0; i < weights.layers.size(); ++i) {
-    ML_RETURN_IF_ERROR(view_layer(config.layers[i], weights.layers[i], view.layers[i]));
+    ML_RETURN_IF_ERROR(view_layer(config.layers[i], weights.layers[i], view, view.layers[i]));
   }
   return view;
 }

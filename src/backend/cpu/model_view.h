@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "backend/cpu/tiles.h"
@@ -49,7 +50,7 @@ constexpr std::int64_t stored_row_bytes(const Matrix& w) {
   }
 }
 
-using NormWeight = std::vector<std::uint16_t>;  // BF16
+using NormWeight = const std::uint16_t*;  // BF16, aligned
 
 struct MlpView {
   Matrix gate, up, down;
@@ -58,20 +59,23 @@ struct MlpView {
 
 struct LayerView {
   bool sparse = false, moe = false;
-  NormWeight input_norm, post_norm, q_norm, k_norm, index_q_norm, index_k_norm;
+  NormWeight input_norm = nullptr, post_norm = nullptr, q_norm = nullptr, k_norm = nullptr;
+  NormWeight index_q_norm = nullptr, index_k_norm = nullptr;
   Matrix q, k, v, o, index_q, index_k;
   MlpView dense;
   Matrix router;
-  std::vector<float> router_bias;  // empty if there is none
+  const float* router_bias = nullptr;  // null if there is none
   std::vector<MlpView> experts;
   MlpView shared;
 };
 
-// Matrices point into the checkpoint; the few vectors are copied, so that they are aligned.
+// Matrices point into the checkpoint; the few vectors are copied, so that they are aligned. Copies
+// of a view share them.
 struct ModelView {
   Matrix embed, lm_head;
-  NormWeight final_norm;
+  NormWeight final_norm = nullptr;
   std::vector<LayerView> layers;
+  std::vector<std::shared_ptr<std::byte[]>> vectors;
 };
 
 // kUnsupported, naming tensor and limit, where the kernels do not take what is stored.

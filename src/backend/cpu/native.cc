@@ -6,6 +6,7 @@
 
 #include "backend/cpu/head.h"
 #include "backend/cpu/native_chain.h"
+#include "backend/cpu/rank_slice.h"
 
 namespace monolayer::cpu {
 namespace {
@@ -30,22 +31,30 @@ Result<std::unique_ptr<Native>> Native::create(const m3::ModelConfig& config,
   if (tiles == nullptr) return Status(Code::kInternal, "tiles", "no variant runs here");
   try {
     ML_ASSIGN_OR_RETURN(ModelView view, view_model(config, weights));
+    m3::ModelConfig local = config;
+    if (options.group != nullptr && options.group->size() > 1) {
+      ML_ASSIGN_OR_RETURN(const m3::RankShape shape,
+                          m3::rank_shape(config, options.group->rank(), options.group->size()));
+      view = slice_model(view, config, shape);
+      local = m3::rank_config(config, shape);
+    }
     return std::unique_ptr<Native>(
-        std::make_unique<NativeChain>(config, std::move(view), team, *tiles, options));
+        std::make_unique<NativeChain>(local, std::move(view), team, *tiles, options));
   } catch (const std::bad_alloc&) {
     return Status(Code::kResourceExhausted, "native chain", "no memory for the model's tables");
   }
 }
 
-NativeChain::NativeChain(const m3::ModelConfig& config, ModelView view, ThreadTeam& team,
+NativeChain::NativeChain(m3::ModelConfig config, ModelView view, ThreadTeam& team,
                          const Tiles& tiles, const NativeOptions& options)
-    : config_(config),
+    : config_(std::move(config)),
       view_(std::move(view)),
       team_(team),
       tiles_(tiles),
       row_tile_(options.prefill_tile),
       choices_(options.choices),
-      rope_(config.rope_theta, config.rotary_dim),
+      group_(options.group != nullptr && options.group->size() > 1 ? options.group : nullptr),
+      rope_(config_.rope_theta, config_.rotary_dim),
       scratch_(static_cast<std::size_t>(team.size())) {}
 
 Status NativeChain::step(std::span<const StepSequence> sequences, CachePool& cache,
@@ -55,10 +64,11 @@ Status NativeChain::step(std::span<const StepSequence> sequences, CachePool& cac
   }
   try {
     ML_RETURN_IF_ERROR(plan_.build(sequences, config_, cache));
-    const StepContext step{config_, tiles_, plan_, cache, act_, row_tile_};
+    const StepContext step{config_, tiles_,    plan_,           cache.caches(),
+                           act_,    row_tile_, kParts / ranks()};
     logits.resize(static_cast<std::size_t>(plan_.logit_rows() * config_.vocab_size));
     for (WorkerScratch& scratch : scratch_) scratch.traffic = {};
-    run(step, logits, sink);
+    ML_RETURN_IF_ERROR(run(step, logits, sink));
   } catch (const std::bad_alloc&) {
     return {Code::kResourceExhausted, "step",
             "no memory for the activations of " + std::to_string(plan_.rows()) + " rows"};

@@ -14,6 +14,10 @@
 #include "m3/trace.h"
 #include "m3/weights.h"
 
+namespace monolayer::tp {
+class Group;
+}
+
 namespace monolayer::cpu {
 
 // The new rows of one sequence in a step.
@@ -36,6 +40,10 @@ struct NativeOptions {
   std::int64_t prefill_tile = 64;  // rows of a matmul tile; changes speed, never bits
   // Null: rows decide for themselves. Borrowed; asked on the calling thread, for one sequence.
   m3::ChoiceSource* choices = nullptr;
+  // One rank of a group, or null for the whole model. `config` and `weights` are the whole model's;
+  // the caches hold m3::rank_config()'s heads. Every call is then collective, and every rank gets
+  // the same logits.
+  tp::Group* group = nullptr;
 };
 
 class Native {

@@ -34,7 +34,7 @@ void NativeChain::reserve(const StepContext& step) {
   bool sparse = false;
   for (const LayerView& layer : view_.layers) {
     kinds |= qkv_kinds(layer) | mlp_kinds(layer);
-    attended = std::max(attended, SplitLayout(layer.o.format, layer.o.cols).size());
+    attended = std::max(attended, SplitLayout(layer.o.format, layer.o.cols, step.parts).size());
     sparse |= layer.sparse;
   }
   for (int kind = 0; kind < kActivationKinds; ++kind) {
@@ -42,9 +42,10 @@ void NativeChain::reserve(const StepContext& step) {
     act_.rows[static_cast<std::size_t>(kind)].reserve(rows * permuted_size(kind, c.hidden_size));
   }
   act_.projected.reserve(rows * QkvColumns(c, sparse).size);
-  const CacheOptions& cache = step.cache.options();
+  const CacheOptions& cache = step.cache.options(0);
   act_.q.reserve(rows * c.num_heads * padded_columns(cache_format(cache.kv), c.head_dim));
   act_.attended.reserve(rows * attended);
+  if (group_ != nullptr) act_.roots.reserve(rows * c.hidden_size);
   act_.attention_state.reserve(rows * c.num_heads * (c.head_dim + 2));
   if (sparse) {
     act_.index_q.reserve(rows * c.index_heads *
@@ -57,7 +58,7 @@ void NativeChain::reserve(const StepContext& step) {
       {c.head_dim, c.index_dim, c.num_experts, split_scratch(step), gate_up_scratch(step)}));
 }
 
-void NativeChain::run(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink) {
+Status NativeChain::run(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink) {
   reserve(step);
   each_share(plan_.rows(), [&](Range rows, WorkerScratch&) {
     embed_rows(step, view_.embed, rows);
@@ -65,14 +66,14 @@ void NativeChain::run(const StepContext& step, std::vector<float>& logits, m3::T
   });
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     trace_rows(step, layer, act_.hidden.data(), sink);
-    attention_block(step, layer, sink);
-    mlp_block(step, layer, sink);
+    ML_RETURN_IF_ERROR(attention_block(step, layer, sink));
+    ML_RETURN_IF_ERROR(mlp_block(step, layer, sink));
   }
-  head(step, logits, sink);
+  return head(step, logits, sink);
 }
 
-void NativeChain::attention_block(const StepContext& step, std::int64_t layer,
-                                  m3::TraceSink* sink) {
+Status NativeChain::attention_block(const StepContext& step, std::int64_t layer,
+                                    m3::TraceSink* sink) {
   const LayerView& view = view_.layers[static_cast<std::size_t>(layer)];
   const unsigned kinds = qkv_kinds(view);
   each_share(plan_.rows(),
@@ -85,7 +86,7 @@ void NativeChain::attention_block(const StepContext& step, std::int64_t layer,
                finish_heads(step, view, layer, heads, scratch.floats.data(), scratch.traffic);
              });
   if (view.sparse) select(step, layer, sink);
-  attend(step, layer);
+  return attend(step, layer);
 }
 
 void NativeChain::select(const StepContext& step, std::int64_t layer, m3::TraceSink* sink) {
@@ -111,9 +112,9 @@ void NativeChain::select(const StepContext& step, std::int64_t layer, m3::TraceS
   }
 }
 
-void NativeChain::attend(const StepContext& step, std::int64_t layer) {
+Status NativeChain::attend(const StepContext& step, std::int64_t layer) {
   const LayerView& view = view_.layers[static_cast<std::size_t>(layer)];
-  const SplitLayout layout(view.o.format, view.o.cols);
+  const SplitLayout layout(view.o.format, view.o.cols, step.parts);
   const AttentionPlan plan = plan_attention(step, view.sparse);
   act_.attention_partials.reserve(plan.wave * plan.partial_floats);
   reserve_scratch(attention_scratch(step, plan));
@@ -124,7 +125,7 @@ void NativeChain::attend(const StepContext& step, std::int64_t layer) {
                    scratch.floats.data(), scratch.traffic);
     });
     each_share(merge_pairs(step, plan, wave), [&](Range pairs, WorkerScratch& scratch) {
-      merge_units(step, plan, layout, wave, pairs, scratch.floats.data());
+      merge_units(step, plan, layer, layout, wave, pairs, scratch.floats.data());
     });
   }
   SplitTerm term;
@@ -132,10 +133,10 @@ void NativeChain::attend(const StepContext& step, std::int64_t layer) {
   term.layout = &layout;
   term.x = act_.attended.data();
   term.count = plan_.rows();
-  add_down(step, {&term, 1});
+  return add_down(step, {&term, 1});
 }
 
-void NativeChain::mlp_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink) {
+Status NativeChain::mlp_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink) {
   const LayerView& view = view_.layers[static_cast<std::size_t>(layer)];
   const unsigned kinds = mlp_kinds(view);
   each_share(plan_.rows(),
@@ -171,34 +172,65 @@ void NativeChain::mlp_block(const StepContext& step, std::int64_t layer, m3::Tra
     gate_up(step, mlp_, mlp_.groups[static_cast<std::size_t>(item)], out, scratch.floats.data(),
             scratch.traffic);
   });
-  add_down(step, down_terms(step, mlp_));
+  return add_down(step, down_terms(step, mlp_));
 }
 
-void NativeChain::add_down(const StepContext& step, std::span<const SplitTerm> terms) {
+Status NativeChain::add_down(const StepContext& step, std::span<const SplitTerm> terms) {
+  const std::int64_t n = config_.hidden_size;
   team_.each([&](int worker) {
     WorkerScratch& scratch = scratch_[static_cast<std::size_t>(worker)];
-    const Range out = share(config_.hidden_size, worker, team_.size(), 8);
-    add_split_products(step, terms, out, scratch.floats.data(), scratch.traffic);
+    const Range out = share(n, worker, team_.size(), 8);
+    if (group_ == nullptr) {
+      add_split_products(step, terms, out, scratch.floats.data(), scratch.traffic);
+    } else {
+      split_roots(step, terms, out, act_.roots.data() + out.begin, n, scratch.floats.data(),
+                  scratch.traffic);
+    }
   });
+  if (group_ == nullptr) return {};
+  ML_RETURN_IF_ERROR(
+      group_->all_reduce({act_.roots.data(), static_cast<std::size_t>(plan_.rows() * n)}));
+  team_.each([&](int worker) {
+    const Range out = share(n, worker, team_.size(), 8);
+    add_to_stream(step, act_.roots.data() + out.begin, n, out);
+  });
+  return {};
 }
 
-void NativeChain::head(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink) {
-  if (plan_.logit_rows() == 0 && sink == nullptr) return;
+Status NativeChain::head(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink) {
+  if (plan_.logit_rows() == 0 && sink == nullptr) return {};
   const int kind = activation_kind(view_.lm_head.format);
   each_share(plan_.rows(), [&](Range rows, WorkerScratch&) {
     norm_rows(step, view_.final_norm, 1U << kind, rows);
   });
   trace_rows(step, config_.num_layers, act_.normed.data(), sink);
-  if (plan_.logit_rows() == 0) return;
+  if (plan_.logit_rows() == 0) return {};
   act_.gathered[static_cast<std::size_t>(kind)].reserve(plan_.logit_rows() *
                                                         permuted_size(kind, config_.hidden_size));
   each_share(plan_.logit_rows(),
              [&](Range rows, WorkerScratch&) { gather_logit_rows(step, view_.lm_head, rows); });
+  float* shard = logits.data();
+  if (group_ != nullptr) {
+    shard_.resize(static_cast<std::size_t>(plan_.logit_rows() * view_.lm_head.rows));
+    shards_.resize(shard_.size() * static_cast<std::size_t>(ranks()));
+    shard = shard_.data();
+  }
   WorkList vocabulary(8);
   vocabulary.add(view_.lm_head.rows, stored_row_bytes(view_.lm_head));
   each_work(vocabulary, [&](std::int64_t, Range out, WorkerScratch& scratch) {
-    head_logits(step, view_.lm_head, out, logits.data(), scratch.traffic);
+    head_logits(step, view_.lm_head, out, shard, scratch.traffic);
   });
+  if (group_ == nullptr) return {};
+  ML_RETURN_IF_ERROR(group_->all_gather(std::as_bytes(std::span<const float>(shard_)),
+                                        std::as_writable_bytes(std::span<float>(shards_))));
+  for (std::int64_t rank = 0; rank < ranks(); ++rank) {
+    for (std::int64_t i = 0; i < plan_.logit_rows(); ++i) {
+      std::copy_n(shards_.data() + (rank * plan_.logit_rows() + i) * view_.lm_head.rows,
+                  view_.lm_head.rows,
+                  logits.data() + i * config_.vocab_size + rank * view_.lm_head.rows);
+    }
+  }
+  return {};
 }
 
 }  // namespace monolayer::cpu

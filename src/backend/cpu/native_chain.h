@@ -11,12 +11,14 @@
 #include "backend/cpu/model_view.h"
 #include "backend/cpu/native.h"
 #include "m3/rope.h"
+#include "tp/group.h"
 
 namespace monolayer::cpu {
 
 class NativeChain : public Native {
  public:
-  NativeChain(const m3::ModelConfig& config, ModelView view, ThreadTeam& team, const Tiles& tiles,
+  // `config` and `view`: the rank's share.
+  NativeChain(m3::ModelConfig config, ModelView view, ThreadTeam& team, const Tiles& tiles,
               const NativeOptions& options);
 
   Status step(std::span<const StepSequence> sequences, CachePool& cache, std::vector<float>& logits,
@@ -25,14 +27,15 @@ class NativeChain : public Native {
   const Traffic& total_traffic() const override { return total_; }
 
  private:
-  void run(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink);
+  Status run(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink);
   void reserve(const StepContext& step);
-  void attention_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
+  Status attention_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
   void select(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
-  void attend(const StepContext& step, std::int64_t layer);
-  void mlp_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
-  void head(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink);
-  void add_down(const StepContext& step, std::span<const SplitTerm> terms);
+  Status attend(const StepContext& step, std::int64_t layer);
+  Status mlp_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
+  Status head(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink);
+  Status add_down(const StepContext& step, std::span<const SplitTerm> terms);
+  int ranks() const { return group_ == nullptr ? 1 : group_->size(); }
 
   // f(range, scratch) on every worker with its equal share of [0, total).
   template <typename F>
@@ -55,12 +58,13 @@ class NativeChain : public Native {
     for (WorkerScratch& scratch : scratch_) scratch.floats.reserve(floats);
   }
 
-  const m3::ModelConfig& config_;
+  const m3::ModelConfig config_;
   const ModelView view_;
   ThreadTeam& team_;
   const Tiles& tiles_;
   const std::int64_t row_tile_;
   m3::ChoiceSource* const choices_;
+  tp::Group* const group_;  // null: one rank
 
   const m3::Rope rope_;
 
@@ -69,6 +73,7 @@ class NativeChain : public Native {
   MlpPlan mlp_;
   std::vector<RoutedExpert> chosen_;  // [rows, experts_per_token]
   std::vector<WorkerScratch> scratch_;
+  std::vector<float> shard_, shards_;  // logits of one rank, and of all
   Traffic last_, total_;
 };
 

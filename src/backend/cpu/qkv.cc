@@ -18,15 +18,14 @@ std::array<const Matrix*, kQkvMatrices> matrices(const LayerView& layer) {
 }
 
 // Norm (if there is a weight) and rotation in float32, then the one rounding.
-void finish_head(const StepContext& step, const float* x, std::int64_t n, const NormWeight* norm,
+void finish_head(const StepContext& step, const float* x, std::int64_t n, NormWeight norm,
                  const float* rope, float* out) {
   if (norm == nullptr) {
     for (std::int64_t i = 0; i < n; ++i) out[i] = round_bf16(x[i]);
     return;
   }
   const float factor = norm_factor(step.tiles, x, n, step.config.rms_eps);
-  const std::uint16_t* weight = norm->data();
-  for (std::int64_t i = 0; i < n; ++i) out[i] = (x[i] * factor) * (1.0F + bf16_to_f32(weight[i]));
+  for (std::int64_t i = 0; i < n; ++i) out[i] = (x[i] * factor) * (1.0F + bf16_to_f32(norm[i]));
   const std::int64_t half = step.config.rotary_dim / 2;
   m3::rotate(out, rope, rope + half, half);
   for (std::int64_t i = 0; i < n; ++i) out[i] = round_bf16(out[i]);
@@ -85,7 +84,7 @@ void finish_heads(const StepContext& step, const LayerView& layer, std::int64_t 
                   Range heads, float* scratch, Traffic& traffic) {
   const m3::ModelConfig& c = step.config;
   const QkvColumns columns(c, layer.sparse);
-  const CacheOptions& cache = step.cache.options();
+  const CacheOptions& cache = step.cache.options(layer_index);
   const std::int64_t per_row = heads_of_row(c, layer.sparse);
   const std::int64_t group = c.group_size();
   const std::int64_t q_size = padded_columns(cache_format(cache.kv), c.head_dim);
@@ -95,17 +94,15 @@ void finish_heads(const StepContext& step, const LayerView& layer, std::int64_t 
     std::int64_t head = at % per_row;
     const float* x = step.act.projected.data() + r * columns.size;
     const float* rope = step.act.rope.data() + r * c.rotary_dim;
-    const std::int64_t position = step.plan.row(r).position;
-    const std::int32_t page = step.plan.page(r, position / m3::kPageTokens);
-    const std::int64_t slot = position % m3::kPageTokens;
-    const auto store = [&](const Matrix& rows, DType dtype, float scale) {
+    const CacheSlot main = step.plan.main_slot(r);
+    const CacheSlot index = step.plan.index_slot(r);
+    const auto store = [&](const Matrix& rows, const CacheSlot& slot, DType dtype, float scale) {
       auto* base = static_cast<std::byte*>(const_cast<void*>(rows.data));
-      store_entry(dtype, scale, scratch, rows.cols, base + slot * rows.row_bytes);
-      traffic.cache_written += rows.row_bytes;
+      store_entry(dtype, scale, scratch, rows.cols, base + slot.token * rows.row_bytes);
+      traffic.cache_written += rows.cols * static_cast<std::int64_t>(dtype_size(dtype));
     };
     if (head < c.num_heads) {
-      finish_head(step, x + columns.q + head * c.head_dim, c.head_dim, &layer.q_norm, rope,
-                  scratch);
+      finish_head(step, x + columns.q + head * c.head_dim, c.head_dim, layer.q_norm, rope, scratch);
       const std::int64_t place = (head / group * step.plan.rows() + r) * group + head % group;
       step.tiles.permute(cache_format(cache.kv), scratch, c.head_dim,
                          step.act.q.data() + place * q_size);
@@ -113,27 +110,26 @@ void finish_heads(const StepContext& step, const LayerView& layer, std::int64_t 
     }
     head -= c.num_heads;
     if (head < c.num_kv_heads) {
-      finish_head(step, x + columns.k + head * c.head_dim, c.head_dim, &layer.k_norm, rope,
-                  scratch);
-      store(step.cache.k_page(layer_index, page, head), cache.kv, cache.k_scale);
+      finish_head(step, x + columns.k + head * c.head_dim, c.head_dim, layer.k_norm, rope, scratch);
+      store(step.cache.k_page(layer_index, main.page, head), main, cache.kv, cache.k_scale);
       continue;
     }
     head -= c.num_kv_heads;
     if (head < c.num_kv_heads) {
       finish_head(step, x + columns.v + head * c.head_dim, c.head_dim, nullptr, rope, scratch);
-      store(step.cache.v_page(layer_index, page, head), cache.kv, cache.v_scale);
+      store(step.cache.v_page(layer_index, main.page, head), main, cache.kv, cache.v_scale);
       continue;
     }
     head -= c.num_kv_heads;
     if (head < c.index_heads) {
-      finish_head(step, x + columns.index_q + head * c.index_dim, c.index_dim, &layer.index_q_norm,
+      finish_head(step, x + columns.index_q + head * c.index_dim, c.index_dim, layer.index_q_norm,
                   rope, scratch);
       step.tiles.permute(cache_format(cache.index), scratch, c.index_dim,
                          step.act.index_q.data() + (r * c.index_heads + head) * index_size);
       continue;
     }
-    finish_head(step, x + columns.index_k, c.index_dim, &layer.index_k_norm, rope, scratch);
-    store(step.cache.index_page(layer_index, page), cache.index, cache.index_scale);
+    finish_head(step, x + columns.index_k, c.index_dim, layer.index_k_norm, rope, scratch);
+    store(step.cache.index_page(layer_index, index.page), index, cache.index, cache.index_scale);
   }
 }
 

@@ -14,7 +14,7 @@ void biased_scores(const StepContext& step, const LayerView& layer, const float*
                    float* scores) {
   for (std::int64_t e = 0; e < layer.router.rows; ++e) {
     scores[e] = sigmoid(step.tiles, logits[e]) +
-                (layer.router_bias.empty() ? 0.0F : layer.router_bias[static_cast<std::size_t>(e)]);
+                (layer.router_bias == nullptr ? 0.0F : layer.router_bias[e]);
   }
 }
 

@@ -26,13 +26,12 @@ float norm_factor(const Tiles& tiles, const float* x, std::int64_t n, float eps)
   return 1.0F / std::sqrt(mean + eps);
 }
 
-void norm_rows(const StepContext& step, const NormWeight& weight, unsigned kinds, Range rows) {
+void norm_rows(const StepContext& step, NormWeight weight, unsigned kinds, Range rows) {
   const std::int64_t n = step.config.hidden_size;
   for (std::int64_t r = rows.begin; r < rows.end; ++r) {
     const float* x = step.act.hidden.data() + r * n;
     float* out = step.act.normed.data() + r * n;
-    step.tiles.scale_by_norm(x, norm_factor(step.tiles, x, n, step.config.rms_eps), weight.data(),
-                             n, out);
+    step.tiles.scale_by_norm(x, norm_factor(step.tiles, x, n, step.config.rms_eps), weight, n, out);
     for (int kind = 0; kind < kActivationKinds; ++kind) {
       if ((kinds >> kind & 1U) == 0) continue;
       step.tiles.permute(

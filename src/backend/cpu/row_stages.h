@@ -12,7 +12,7 @@ void embed_rows(const StepContext& step, const Matrix& embed, Range rows);
 
 // normed = BF16(hidden * rsqrt(mean square + eps) * (1 + weight)), and its permuted copies for
 // the activation kinds in the bit set `kinds`.
-void norm_rows(const StepContext& step, const NormWeight& weight, unsigned kinds, Range rows);
+void norm_rows(const StepContext& step, NormWeight weight, unsigned kinds, Range rows);
 
 // The factor 1 / sqrt(mean square + eps) of one vector.
 float norm_factor(const Tiles& tiles, const float* x, std::int64_t n, float eps);

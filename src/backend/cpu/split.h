@@ -13,22 +13,19 @@ namespace monolayer::cpu {
 inline constexpr int kParts = 8;
 inline constexpr std::int64_t kSplitUnit = 32;  // columns; also the MX group
 
-// Columns [begin[j], begin[j + 1]) form eighth j; some eighths of a narrow matrix are empty.
+// Columns [begin[j], begin[j + 1]) form part j of `parts`; some parts of a narrow matrix are empty.
+// The columns of one rank of n, cut into 8 / n parts, are cut where eighths of the whole matrix
+// begin: rank_shape() admits only matrices whose n-th is a whole number of units.
 struct SplitColumns {
   std::array<std::int64_t, kParts + 1> begin{};
-  explicit SplitColumns(std::int64_t columns = 0) {
+  explicit SplitColumns(std::int64_t columns = 0, std::int64_t parts = kParts) {
     const std::int64_t units = (columns + kSplitUnit - 1) / kSplitUnit;
-    for (int j = 0; j <= kParts; ++j) {
-      const std::int64_t column = j * units / kParts * kSplitUnit;
+    for (std::int64_t j = 0; j <= kParts; ++j) {
+      const std::int64_t column = j < parts ? j * units / parts * kSplitUnit : columns;
       begin[static_cast<std::size_t>(j)] = column < columns ? column : columns;
     }
   }
 };
-
-// ((0+1)+(2+3))+((4+5)+(6+7)).
-inline float add_parts(const float p[kParts]) {
-  return ((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]));
-}
 
 // One row of activations as the split matrix reads it: each eighth permuted and padded by itself.
 struct SplitLayout {
@@ -37,7 +34,8 @@ struct SplitLayout {
   std::array<std::int64_t, kParts + 1> offset{};  // floats; offset[kParts] is the row's size
 
   SplitLayout() = default;
-  SplitLayout(Format row_format, std::int64_t cols) : format(row_format), columns(cols) {
+  SplitLayout(Format row_format, std::int64_t cols, std::int64_t parts = kParts)
+      : format(row_format), columns(cols, parts) {
     for (std::size_t j = 0; j < kParts; ++j) {
       const std::int64_t width = columns.begin[j + 1] - columns.begin[j];
       offset[j + 1] = offset[j] + padded_columns(format, width);

@@ -6,6 +6,7 @@
 #include "backend/cpu/matmul_rows.h"
 #include "backend/cpu/model_view.h"
 #include "core/dtype.h"
+#include "tp/group.h"
 
 namespace monolayer::cpu {
 namespace {
@@ -15,7 +16,7 @@ void add_term(const StepContext& step, const SplitTerm& term, Range out, float* 
               float* products) {
   for (std::int64_t first = 0; first < term.count; first += step.row_tile) {
     const std::int64_t batch = std::min(step.row_tile, term.count - first);
-    for (std::size_t part = 0; part < kParts; ++part) {
+    for (std::size_t part = 0; part < static_cast<std::size_t>(step.parts); ++part) {
       const std::int64_t begin = term.layout->columns.begin[part];
       const std::int64_t end = term.layout->columns.begin[part + 1];
       if (begin == end) continue;
@@ -37,32 +38,67 @@ void add_term(const StepContext& step, const SplitTerm& term, Range out, float* 
   }
 }
 
+// acc as above, at least kOutBlock outputs wide; calls done(row, roots of the block).
+template <typename Done>
+void block_roots(const StepContext& step, std::span<const SplitTerm> terms, Range block, float* acc,
+                 const Done& done) {
+  const std::int64_t rows = step.plan.rows();
+  std::fill_n(acc, rows * kParts * kOutBlock, 0.0F);
+  float* products = acc + rows * kParts * kOutBlock;
+  for (const SplitTerm& term : terms) add_term(step, term, block, acc, products);
+  float roots[kOutBlock];
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* sums = acc + r * kParts * kOutBlock;
+    for (std::int64_t i = 0; i < block.size(); ++i) {
+      float parts[kParts];
+      for (std::int64_t j = 0; j < step.parts; ++j) parts[j] = sums[j * kOutBlock + i];
+      roots[i] = tp::add_roots(parts, static_cast<int>(step.parts));
+    }
+    done(r, roots);
+  }
+}
+
+void add_row(const StepContext& step, std::int64_t row, const float* totals, Range out) {
+  float* stream = step.act.hidden.data() + row * step.config.hidden_size + out.begin;
+  for (std::int64_t i = 0; i < out.size(); ++i) {
+    stream[i] = round_bf16(stream[i] + round_bf16(totals[i]));
+  }
+}
+
+template <typename Done>
+void each_block(const StepContext& step, std::span<const SplitTerm> terms, Range out,
+                float* scratch, Traffic& traffic, const Done& done) {
+  for (const SplitTerm& term : terms) traffic.weights += out.size() * stored_row_bytes(*term.w);
+  for (std::int64_t o = out.begin; o < out.end; o += kOutBlock) {
+    const Range block{o, std::min(out.end, o + kOutBlock)};
+    block_roots(step, terms, block, scratch,
+                [&](std::int64_t row, const float* roots) { done(row, block, roots); });
+  }
+}
+
 }  // namespace
 
 std::int64_t split_scratch(const StepContext& step) {
   return (step.plan.rows() * kParts + std::min(step.plan.rows(), step.row_tile)) * kOutBlock;
 }
 
+void split_roots(const StepContext& step, std::span<const SplitTerm> terms, Range out, float* roots,
+                 std::int64_t stride, float* scratch, Traffic& traffic) {
+  each_block(step, terms, out, scratch, traffic,
+             [&](std::int64_t row, Range block, const float* values) {
+               std::copy_n(values, block.size(), roots + row * stride + block.begin - out.begin);
+             });
+}
+
+void add_to_stream(const StepContext& step, const float* totals, std::int64_t stride, Range out) {
+  for (std::int64_t r = 0; r < step.plan.rows(); ++r) add_row(step, r, totals + r * stride, out);
+}
+
 void add_split_products(const StepContext& step, std::span<const SplitTerm> terms, Range out,
                         float* scratch, Traffic& traffic) {
-  const std::int64_t rows = step.plan.rows();
-  const std::int64_t hidden = step.config.hidden_size;
-  float* products = scratch + rows * kParts * kOutBlock;
-  for (const SplitTerm& term : terms) traffic.weights += out.size() * stored_row_bytes(*term.w);
-  for (std::int64_t o = out.begin; o < out.end; o += kOutBlock) {
-    const Range block{o, std::min(out.end, o + kOutBlock)};
-    std::fill_n(scratch, rows * kParts * kOutBlock, 0.0F);
-    for (const SplitTerm& term : terms) add_term(step, term, block, scratch, products);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const float* acc = scratch + r * kParts * kOutBlock;
-      float* stream = step.act.hidden.data() + r * hidden + o;
-      for (std::int64_t i = 0; i < block.size(); ++i) {
-        float parts[kParts];
-        for (std::int64_t j = 0; j < kParts; ++j) parts[j] = acc[j * kOutBlock + i];
-        stream[i] = round_bf16(stream[i] + round_bf16(add_parts(parts)));
-      }
-    }
-  }
+  each_block(
+      step, terms, out, scratch, traffic,
+      [&](std::int64_t row, Range block, const float* roots) { add_row(step, row, roots, block); });
 }
 
 }  // namespace monolayer::cpu

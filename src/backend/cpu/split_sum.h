@@ -1,4 +1,5 @@
-// Output projections: eight partial sums, added in a fixed tree, rounded once, into the residual.
+// Output projections: a rank's eighths of partial sums, added in a fixed tree, rounded once, into
+// the residual.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +21,18 @@ struct SplitTerm {
   const float* weights = nullptr;      // acc = fma(weight, dot, acc); null: acc = acc + dot
 };
 
-// hidden[r][o] = BF16(hidden + BF16(sum of eighths)) for every row r of the step and o in `out`;
-// inside an eighth the terms in their order. `scratch`: split_scratch() floats.
+// roots[r * stride + o - out.begin] = root of the rank's eighths, for every row r of the step and o
+// in `out`; inside an eighth the terms in their order. `scratch`: split_scratch() floats.
+void split_roots(const StepContext& step, std::span<const SplitTerm> terms, Range out, float* roots,
+                 std::int64_t stride, float* scratch, Traffic& traffic);
+std::int64_t split_scratch(const StepContext& step);
+
+// hidden[r][o] = BF16(hidden + BF16(total)) for every row r of the step and o in `out`, with the
+// totals of all ranks laid out as above.
+void add_to_stream(const StepContext& step, const float* totals, std::int64_t stride, Range out);
+
+// Both, for a group of one rank.
 void add_split_products(const StepContext& step, std::span<const SplitTerm> terms, Range out,
                         float* scratch, Traffic& traffic);
-std::int64_t split_scratch(const StepContext& step);
 
 }  // namespace monolayer::cpu

@@ -109,12 +109,16 @@ Status StepPlan::build(std::span<const StepSequence> sequences, const m3::ModelC
     out.rows = static_cast<std::int64_t>(in.tokens.size());
     out.start = in.start;
     out.pages = in.pages.first(static_cast<std::size_t>(pages_for(length(in))));
+    out.index_pages = out.pages;
     out.first_logit_row = logit_rows();
     out.logit_rows = in.logit_rows;
     for (std::int64_t i = 0; i < out.rows; ++i) {
       if (i >= out.rows - out.logit_rows) logit_rows_.push_back(rows());
-      rows_.push_back(
-          {in.tokens[static_cast<std::size_t>(i)], static_cast<std::int32_t>(s), in.start + i});
+      const std::int64_t position = in.start + i;
+      const CacheSlot slot{out.pages[static_cast<std::size_t>(position / m3::kPageTokens)],
+                           position % m3::kPageTokens};
+      rows_.push_back({in.tokens[static_cast<std::size_t>(i)], static_cast<std::int32_t>(s),
+                       position, slot, slot});
     }
     sequences_.push_back(out);
   }

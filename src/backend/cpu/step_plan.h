@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/cpu/cache.h"
@@ -12,15 +13,23 @@
 
 namespace monolayer::cpu {
 
+// A page of a cache and a token in it.
+struct CacheSlot {
+  std::int32_t page = 0;
+  std::int64_t token = 0;
+};
+
 struct PlannedRow {
   std::int32_t token = 0;
   std::int32_t sequence = 0;
   std::int64_t position = 0;
+  CacheSlot main, index;  // where its entries go
 };
 
 struct PlannedSequence {
   std::int64_t first_row = 0, rows = 0, start = 0;
-  std::span<const std::int32_t> pages;  // only those up to the last position
+  std::span<const std::int32_t> pages;        // only those up to the last position
+  std::span<const std::int32_t> index_pages;  // of index keys; the same if one table serves both
   std::int64_t first_logit_row = 0, logit_rows = 0;
 };
 
@@ -47,9 +56,22 @@ class StepPlan {
     const auto& sequence = sequences_[static_cast<std::size_t>(row(row_index).sequence)];
     return sequence.pages[static_cast<std::size_t>(page_index)];
   }
+  std::int32_t index_page(std::int64_t row_index, std::int64_t page_index) const {
+    const auto& sequence = sequences_[static_cast<std::size_t>(row(row_index).sequence)];
+    return sequence.index_pages[static_cast<std::size_t>(page_index)];
+  }
+  const CacheSlot& main_slot(std::int64_t row_index) const { return row(row_index).main; }
+  const CacheSlot& index_slot(std::int64_t row_index) const { return row(row_index).index; }
   std::int64_t logit_rows() const { return static_cast<std::int64_t>(logit_rows_.size()); }
   // Row of the step behind row i of the logits.
   std::int64_t logit_row(std::int64_t i) const { return logit_rows_[static_cast<std::size_t>(i)]; }
+
+  // Takes sequences and rows that were checked elsewhere; no logits.
+  void assign(std::vector<PlannedSequence> sequences, std::vector<PlannedRow> rows) {
+    sequences_ = std::move(sequences);
+    rows_ = std::move(rows);
+    logit_rows_.clear();
+  }
 
   // Cuts rows [begin, end) into tiles of at most `largest` rows of one sequence each.
   std::vector<RowTile> tiles(std::int64_t begin, std::int64_t end, std::int64_t largest) const;
