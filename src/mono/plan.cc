@@ -188,9 +188,9 @@ class Builder {
   void attention() {
     const std::vector<Wave> all = waves();
     if (in_.sparse) select(all);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      attend(all[i]);
-      merge(all[i], i == 0);
+    for (const Wave& wave : all) {
+      attend(wave);
+      merge(wave);
     }
   }
 
@@ -246,7 +246,14 @@ class Builder {
     }
   }
 
-  void merge(const Wave& wave, bool first) {
+  // Pairs of the part that an earlier wave left unfinished; only the first part can be.
+  Extent begun_before(const Wave& wave) const {
+    const std::int64_t part = wave.pairs.begin / in_.pairs_per_part;
+    if (first_unit_of(part) >= wave.units.begin) return {};
+    return {wave.pairs.begin, wave.pairs.begin + in_.pairs_per_part};
+  }
+
+  void merge(const Wave& wave) {
     PlanStep& step = begin(Stage::kMerge, wave.pairs.size());
     step.first_unit = wave.pairs.begin;
     for (int w = 0; w < in_.workers; ++w) {
@@ -257,7 +264,9 @@ class Builder {
                          std::min(wave.units.end, first_unit_of(touched.end))};
       std::vector<Access> reads{{Region::kPartials, shifted(units, -wave.units.begin)}};
       if (in_.sparse) reads.push_back({Region::kSelections, touched});
-      if (!first) reads.push_back({Region::kMergeState, mine});
+      const Extent continued = begun_before(wave);
+      const Extent state{std::max(mine.begin, continued.begin), std::min(mine.end, continued.end)};
+      if (!state.empty()) reads.push_back({Region::kMergeState, state});
       add(step, w, mine, 0, std::move(reads),
           {{Region::kMergeState, mine}, {Region::kAttended, mine}});
     }

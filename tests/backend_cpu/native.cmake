@@ -1,6 +1,7 @@
 # Caches and the native chain.
 find_package(GTest REQUIRED)
-add_library(backend_cpu_testing STATIC random_model.cc native_harness.cc choice_tally.cc rank_harness.cc)
+add_library(backend_cpu_testing STATIC random_model.cc native_harness.cc choice_tally.cc rank_harness.cc
+            mono_harness.cc)
 target_link_libraries(backend_cpu_testing PUBLIC monolayer_backend_cpu monolayer_flags GTest::gtest)
 target_include_directories(backend_cpu_testing PUBLIC ${CMAKE_SOURCE_DIR}/tests)
 monolayer_test(backend_cpu_native_invariance SOURCES native_invariance_test.cc DEPS backend_cpu_testing)
@@ -12,3 +13,4 @@ monolayer_test(backend_cpu_native_step SOURCES native_step_test.cc DEPS backend_
 monolayer_test(backend_cpu_native_traffic SOURCES native_traffic_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_cache SOURCES cache_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_native_tp SOURCES native_tp_test.cc DEPS backend_cpu_testing)
+monolayer_test(backend_cpu_mono_exact SOURCES mono_exact_test.cc DEPS backend_cpu_testing)

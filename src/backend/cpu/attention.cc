@@ -10,7 +10,6 @@ namespace monolayer::cpu {
 namespace {
 
 constexpr std::int64_t kTileQueries = 64;      // query heads that share one reading of a dense page
-constexpr std::int64_t kWaveFloats = 4 << 20;  // of unit results held at once
 
 // The keys of one chunk: `count` of them from `first` on, in one page.
 struct Chunk {

@@ -33,6 +33,9 @@ struct AttentionPlan {
   std::int64_t partial_floats = 0;  // of one unit
 };
 
+// Of unit results held at once; one unit may be larger.
+inline constexpr std::int64_t kWaveFloats = 4 << 20;
+
 AttentionPlan plan_attention(const StepContext& step, bool sparse);
 
 // Runs units [begin, end) of the wave that starts at `wave_begin`. `scratch`: attention_scratch().

@@ -31,12 +31,18 @@ class Buffer {
     at_ = other.at_;
     capacity_ = other.capacity_;
   }
+  // Memory that somebody else owns, room for `count`.
+  void place(T* at, std::int64_t count) {
+    memory_.reset();
+    at_ = at;
+    capacity_ = count;
+  }
   T* data() { return at_; }
   const T* data() const { return at_; }
   std::int64_t bytes() const { return capacity_ * static_cast<std::int64_t>(sizeof(T)); }
 
  private:
-  static constexpr std::size_t kAlign = 64;
+  static constexpr std::size_t kAlign = 256;
   struct Free {
     void operator()(T* p) const { std::free(p); }  // NOLINT: paired with aligned_alloc
   };
