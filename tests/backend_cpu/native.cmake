@@ -14,3 +14,4 @@ monolayer_test(backend_cpu_native_traffic SOURCES native_traffic_test.cc DEPS ba
 monolayer_test(backend_cpu_cache SOURCES cache_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_native_tp SOURCES native_tp_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_mono_exact SOURCES mono_exact_test.cc DEPS backend_cpu_testing)
+monolayer_test(backend_cpu_mono_process SOURCES mono_process_test.cc DEPS backend_cpu_testing)

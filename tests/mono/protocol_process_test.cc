@@ -140,7 +140,7 @@ TEST_F(ProtocolProcesses, T_P7_StoppedAtEachStage) {
     const std::string where = text.substr(region);
     if (stage == 0) {
       EXPECT_EQ(where.find("region fence, index "), 0U) << text;
-    } else if (stage >= kStages - 2) {  // the last words had been sent: the others get to close()
+    } else if (stage == kStages - 1) {
       EXPECT_EQ(where.find("region group.barrier"), 0U) << text;
     } else {
       EXPECT_NE(text.find("layer "), std::string::npos) << text;

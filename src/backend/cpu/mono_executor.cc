@@ -46,6 +46,11 @@ class Mono final : public MonoExecutor {
 
   Status connect(const mono::ExecutorConfig& config) {
     if (group_ == nullptr) return {};
+    if (layers_ > mono::TagScheme::kLayers) {
+      return {Code::kUnsupported, "executor",
+              std::to_string(layers_) + " layers between ranks, at most " +
+                  std::to_string(mono::TagScheme::kLayers)};
+    }
     mono::MailboxShape shape;
     shape.rows = mono::kMaxRows;
     shape.columns = config.shape.hidden_size;
