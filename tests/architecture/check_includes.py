@@ -14,6 +14,7 @@ ALLOWED = {
     "mono": {"core", "checkpoint", "text", "tp", "m3"},
     "backend/cpu": {"core", "checkpoint", "tp", "m3", "mono"},
     "dispatch": {"core", "checkpoint", "tp", "m3", "mono", "backend/cpu"},
+    "api": {"core", "tp", "m3", "mono", "backend/cpu"},
     "engine": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "dispatch"},
     "cli": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "dispatch", "engine"},
 }

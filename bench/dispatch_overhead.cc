@@ -1,0 +1,131 @@
+// Host cost of a decision, of prepare_step and of a layer's call, with an executor that does
+// nothing (what the library itself costs) and with the CPU's (its preparation included). Medians of
+// batches.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include "api/backends.h"
+#include "dispatch/dispatcher.h"
+#include "mono/library_fixture.h"
+
+namespace monolayer {
+namespace {
+
+using mono::test::Deployment;
+using mono::test::FakeBackend;
+using mono::test::Step;
+
+class IdleExecutor : public mono::Executor {
+ public:
+  Status prepare(std::span<const mono::StepRow>) override { return {}; }
+  Status run_layers(std::int64_t, std::int64_t, const bf16_t*, const bf16_t*, bf16_t*,
+                    bf16_t*) override {
+    return {};
+  }
+  std::span<const std::int32_t> selections() const override { return {}; }
+  const mono::ExecutorStatistics& statistics() const override { return statistics_; }
+  Status close() override { return {}; }
+
+ private:
+  mono::ExecutorStatistics statistics_;
+};
+
+class IdleBackend : public mono::LibraryBackend {
+  class Build : public mono::Construction {
+   public:
+    std::span<const std::string_view> stages() const override { return {}; }
+    Status run(std::size_t) override { return {}; }
+    std::unique_ptr<mono::Executor> finish() override { return std::make_unique<IdleExecutor>(); }
+  };
+
+ public:
+  const mono::DeviceTraits& traits() const override { return FakeBackend::cpu_traits(); }
+  Status supports(const mono::ExecutorConfig&) const override { return {}; }
+  std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig, int) override {
+    return std::make_unique<Build>();
+  }
+};
+
+// Median over batches of `each` calls, in microseconds a call.
+template <typename F>
+double median_us(F&& f, int each = 200, int batches = 51) {
+  std::vector<double> times;
+  for (int b = 0; b < batches; ++b) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < each; ++i) f();
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+    times.push_back(took.count() / each);
+  }
+  std::nth_element(times.begin(), times.begin() + batches / 2, times.end());
+  return times[static_cast<std::size_t>(batches / 2)];
+}
+
+int measure(const char* name, mono::LibraryBackend& backend, bool layers) {
+  Deployment deployment({0, 1, true, false, ML_BF16});
+  deployment.input.context.worker_threads = 1;
+  auto made = mono::Library::create(deployment.input, backend, nullptr);
+  if (!made.ok()) {
+    std::fprintf(stderr, "%s: %s\n", name, made.status().to_string().c_str());
+    return 1;
+  }
+  mono::Library& library = **made;
+  dispatch::DeploymentFacts deployed;
+  deployed.sparse_moe_layers = dispatch::configured(std::int64_t{3});
+  auto dispatcher =
+      std::move(dispatch::Dispatcher::create(deployed, dispatch::PathChoice::kAuto)).value();
+  std::printf("%-8s %5s %12s %12s %14s\n", name, "rows", "decide us", "prepare us",
+              "layer call us");
+  for (const int rows : {1, 4, 8, 16}) {
+    const int query = rows == 16 ? 4 : 1;
+    Step step(
+        std::vector<std::int32_t>(static_cast<std::size_t>(rows / query), query == 4 ? 250 : 128),
+        query);
+    dispatch::StepFacts facts;
+    facts.rows = facts.query_rows = dispatch::scheduled(std::int64_t{rows});
+    facts.requests = facts.index_requests = dispatch::scheduled(std::int64_t{rows / query});
+    facts.longest_query = dispatch::scheduled(std::int64_t{query});
+    int failures = 0;
+    const double decide = median_us(
+        [&] { failures += dispatcher.decide(facts).path == dispatch::Path::kMono ? 0 : 1; });
+    const double prepare =
+        median_us([&] { failures += library.prepare_step(step.md).ok() ? 0 : 1; });
+    std::vector<bf16_t> values(static_cast<std::size_t>(rows) * 64 + 16);
+    ml_tensor x = mono::test::activation(values.data(), rows, 64);
+    ml_tensor positions = mono::test::position_tensor(step.positions);
+    double layer = 0;
+    if (layers) {
+      // Three calls a step; what preparing costs is taken off.
+      mono::LibraryOutput out;
+      layer = (median_us([&] {
+                 failures += library.prepare_step(step.md).ok() ? 0 : 1;
+                 for (std::int64_t id = 3; id < 6; ++id) {
+                   failures += library.forward_layers(id, 1, x, x, positions, out).ok() ? 0 : 1;
+                 }
+               }) -
+               prepare) /
+              3;
+    }
+    std::printf("%-8s %5d %12.3f %12.3f %14.3f\n", "", rows, decide, prepare, layer);
+    if (failures != 0) {
+      std::fprintf(stderr, "%d calls were refused\n", failures);
+      return 1;
+    }
+  }
+  const std::vector<const void*> storage(library.storage().begin(), library.storage().end());
+  std::printf("check_storage of %zu pointers: %.3f us\n", storage.size(),
+              median_us([&] { static_cast<void>(library.check_storage(storage)); }));
+  return library.close().ok() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace monolayer
+
+int main() {
+  monolayer::IdleBackend idle;
+  const int first = monolayer::measure("idle", idle, true);
+  const int second = monolayer::measure("cpu", monolayer::api::cpu_backend(), false);
+  return first + second;
+}
