@@ -37,13 +37,13 @@ class OwnedExecutor : public mono::Executor {
 
 class CpuConstruction : public mono::Construction {
  public:
-  CpuConstruction(mono::ExecutorConfig config, int workers)
-      : config_(std::move(config)), workers_(workers) {}
+  CpuConstruction(mono::ExecutorConfig config, int workers, bool pin)
+      : config_(std::move(config)), workers_(workers), pin_(pin) {}
 
   std::span<const std::string_view> stages() const override { return kStages; }
   Status run(std::size_t stage) override {
     if (stage == 0) {
-      ML_ASSIGN_OR_RETURN(team_, cpu::ThreadTeam::create({.threads = workers_}));
+      ML_ASSIGN_OR_RETURN(team_, cpu::ThreadTeam::create({.threads = workers_, .pin = pin_}));
       return {};
     }
     ML_ASSIGN_OR_RETURN(executor_, cpu::MonoExecutor::create(config_, team_.get(), {}));
@@ -56,6 +56,7 @@ class CpuConstruction : public mono::Construction {
  private:
   mono::ExecutorConfig config_;
   const int workers_;
+  const bool pin_;
   std::unique_ptr<cpu::ThreadTeam> team_;
   std::unique_ptr<mono::Executor> executor_;
 };
@@ -71,11 +72,12 @@ class CpuBackend : public mono::LibraryBackend {
   // Every shape and format that passes the library's checks runs here.
   Status supports(const mono::ExecutorConfig&) const override { return {}; }
   std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig config, int workers) override {
+    // Ranks that are threads of one process would all be bound to the same cores.
     const int ranks = config.group != nullptr ? config.group->size() : 1;
     if (workers == 0) {
       workers = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / ranks);
     }
-    return std::make_unique<CpuConstruction>(std::move(config), workers);
+    return std::make_unique<CpuConstruction>(std::move(config), workers, ranks == 1);
   }
 
  private:

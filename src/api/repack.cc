@@ -53,15 +53,27 @@ std::int64_t extent(const ml_tensor& tensor) {
   return (last + 1) * mono::abi_dtype_size(tensor.dtype);
 }
 
-void copy(const ml_tensor& from, const ml_tensor& to, int axis, const std::byte* in,
-          std::byte* out) {
+// Of checked tensors of one shape: rows of the last axis, which are contiguous in both.
+void copy(const ml_tensor& from, const ml_tensor& to) {
   const std::int64_t unit = mono::abi_dtype_size(from.dtype);
-  if (axis == from.rank - 1) {
-    std::memcpy(out, in, static_cast<std::size_t>(from.shape[axis] * unit));
-    return;
+  // Seen as rank 4, with axes of extent 1 in front.
+  std::int64_t shape[ML_MAX_RANK] = {1, 1, 1, 1}, in[ML_MAX_RANK] = {}, out[ML_MAX_RANK] = {};
+  const int shift = ML_MAX_RANK - from.rank;
+  for (int axis = shift; axis < ML_MAX_RANK; ++axis) {
+    shape[axis] = from.shape[axis - shift];
+    in[axis] = from.strides[axis - shift] * unit;
+    out[axis] = to.strides[axis - shift] * unit;
   }
-  for (std::int64_t i = 0; i < from.shape[axis]; ++i) {
-    copy(from, to, axis + 1, in + i * from.strides[axis] * unit, out + i * to.strides[axis] * unit);
+  const auto* source = static_cast<const std::byte*>(from.data);
+  auto* target = static_cast<std::byte*>(to.data);
+  for (std::int64_t i = 0; i < shape[0]; ++i) {
+    for (std::int64_t j = 0; j < shape[1]; ++j) {
+      for (std::int64_t k = 0; k < shape[2]; ++k) {
+        std::memcpy(target + i * out[0] + j * out[1] + k * out[2],
+                    source + i * in[0] + j * in[1] + k * in[2],
+                    static_cast<std::size_t>(shape[3] * unit));
+      }
+    }
   }
 }
 
@@ -112,7 +124,7 @@ Status repack(const ml_tensor& from, const ml_tensor& to) {
       b < a + static_cast<std::uintptr_t>(extent(from))) {
     return {Code::kInvalidArgument, "to", "overlaps the source"};
   }
-  copy(from, to, 0, static_cast<const std::byte*>(from.data), static_cast<std::byte*>(to.data));
+  copy(from, to);
   return {};
 }
 

@@ -77,6 +77,7 @@ void expect_decode(const m3::ModelConfig& config, const m3::ModelWeights& weight
       const Status status = run();
       if (!status.ok()) failures[static_cast<std::size_t>(r)] = status.to_string();
       static_cast<void>(dense[static_cast<std::size_t>(r)]->close());
+      if (ranks > 1) ml_group_close(groups[static_cast<std::size_t>(r)]);
     });
   }
   for (std::thread& t : threads) t.join();
