@@ -67,6 +67,7 @@ Status check_sampling(const SamplingParams& params) {
   if (!(params.temperature >= 0 && params.temperature <= 100))
     return refuse("temperature", params.temperature, "in [0, 100]");
   if (!(params.top_p > 0 && params.top_p <= 1)) return refuse("top_p", params.top_p, "in (0, 1]");
+  if (!(params.min_p >= 0 && params.min_p <= 1)) return refuse("min_p", params.min_p, "in [0, 1]");
   if (params.top_k < 0) return refuse("top_k", static_cast<double>(params.top_k), "at least 0");
   return ok_status();
 }
@@ -81,15 +82,25 @@ std::int32_t greedy_token(std::span<const float> logits) {
   return static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-Result<std::int32_t> sample_token(std::span<const float> logits, const SamplingParams& params,
-                                  std::int64_t position) {
-  if (logits.empty()) return Status(Code::kInvalidArgument, "logits", "are empty");
+Status check_finite(std::span<const float> logits, std::int64_t position) {
+  if (logits.empty()) return {Code::kInvalidArgument, "logits", "are empty"};
   for (std::size_t i = 0; i < logits.size(); ++i) {
     if (!std::isfinite(logits[i]))
-      return Status(Code::kInternal, "logits",
-                    "of token " + std::to_string(i) + " at position " + std::to_string(position) +
-                        " are not finite");
+      return {Code::kInternal, "logits",
+              "of token " + std::to_string(i) + " at position " + std::to_string(position) +
+                  " are not finite"};
   }
+  return ok_status();
+}
+
+Result<std::int32_t> sample_token(std::span<const float> logits, const SamplingParams& params,
+                                  std::int64_t position) {
+  ML_RETURN_IF_ERROR(check_finite(logits, position));
+  return sample_finite(logits, params, position);
+}
+
+std::int32_t sample_finite(std::span<const float> logits, const SamplingParams& params,
+                           std::int64_t position) {
   const std::int32_t best = greedy_token(logits);
   if (params.temperature == 0) return best;
 
@@ -106,6 +117,9 @@ Result<std::int32_t> sample_token(std::span<const float> logits, const SamplingP
     candidates.resize(static_cast<std::size_t>(params.top_k));
   }
   if (params.top_p < 1) keep_top_p(candidates, params.top_p);
+  // The best token's weight is 1, so weights are already shares of it.
+  if (params.min_p > 0)
+    std::erase_if(candidates, [&](const Candidate& c) { return c.weight < params.min_p; });
 
   // One order whatever the filters left behind, so that equal sets give equal tokens.
   std::sort(candidates.begin(), candidates.end(),
@@ -122,6 +136,32 @@ Result<std::int32_t> sample_token(std::span<const float> logits, const SamplingP
     if (sum > target) break;
   }
   return chosen;
+}
+
+Logprobs token_logprobs(std::span<const float> logits, std::int32_t chosen, std::int64_t top) {
+  const double best = logits[static_cast<std::size_t>(greedy_token(logits))];
+  double total = 0;
+  for (const float logit : logits) total += exp_nonpositive(static_cast<double>(logit) - best);
+  const double log_total = std::log(total) + best;
+  const auto logprob = [&](std::int32_t id) {
+    const double logit = logits[static_cast<std::size_t>(id)];
+    return TokenLogprob{id, static_cast<float>(logit - log_total)};
+  };
+  const auto ahead = [&](std::int32_t a, std::int32_t b) {
+    const float x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
+    return x != y ? x > y : a < b;
+  };
+  Logprobs result;
+  result.chosen = logprob(chosen);
+  std::vector<std::int32_t> order(logits.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i);
+  result.rank = 1 + std::count_if(order.begin(), order.end(),
+                                  [&](std::int32_t id) { return ahead(id, chosen); });
+  const auto count = std::min<std::int64_t>(top, static_cast<std::int64_t>(order.size()));
+  std::partial_sort(order.begin(), order.begin() + count, order.end(), ahead);
+  for (std::int64_t i = 0; i < count; ++i)
+    result.top.push_back(logprob(order[static_cast<std::size_t>(i)]));
+  return result;
 }
 
 }  // namespace monolayer::engine

@@ -1,0 +1,35 @@
+// One scheduled step on the model, with the block tables checked against the block manager.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/status.h"
+#include "engine/block_manager.h"
+#include "engine/scheduler.h"
+#include "engine/step_model.h"
+
+namespace monolayer::engine {
+
+class Runner {
+ public:
+  Runner(StepModel& model, const BlockManager& blocks) : model_(model), blocks_(blocks) {}
+
+  // Status of each sequence of the step. When a step of several fails, each is run alone, so that
+  // one that cannot be computed fails alone. kDeadlineExceeded and kPeerRefused are everybody's.
+  std::vector<Status> run(const ScheduledStep& step);
+  // Logits of sequence i's logit row r of the last step.
+  std::span<const float> logits(std::size_t sequence, std::int64_t row) const;
+
+ private:
+  Status run_some(std::span<const ScheduledSequence> items, std::vector<float>& logits);
+
+  StepModel& model_;
+  const BlockManager& blocks_;
+  std::vector<cpu::StepSequence> inputs_;
+  std::vector<float> logits_, alone_;
+  std::vector<std::int64_t> first_row_;
+};
+
+}  // namespace monolayer::engine

@@ -1,0 +1,69 @@
+// What the engine needs of a model: steps. The native chain is one; whatever replaces it for some
+// steps plugs in behind this.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "backend/cpu/cache.h"
+#include "backend/cpu/native.h"
+#include "core/status.h"
+
+namespace monolayer::engine {
+
+class StepModel {
+ public:
+  virtual ~StepModel() = default;
+  // As cpu::Native::step(): writes the rows' cache entries, returns the logits of each sequence's
+  // last logit_rows rows, in order. Nothing is written when the step is refused.
+  virtual Status step(std::span<const cpu::StepSequence> sequences, std::vector<float>& logits) = 0;
+  virtual std::int64_t vocab_size() const = 0;
+  virtual std::int64_t blocks() const = 0;
+  // Makes the content of a block that nobody may read into values no result survives (tests).
+  virtual void poison(std::int32_t) {}
+  // Which path took the last step, for metrics.
+  virtual std::string_view path() const = 0;
+};
+
+class NativeModel : public StepModel {
+ public:
+  // Borrows everything.
+  NativeModel(const m3::ModelConfig& config, cpu::Native& native, cpu::CachePool& pool)
+      : config_(config), native_(native), pool_(pool) {}
+
+  Status step(std::span<const cpu::StepSequence> sequences, std::vector<float>& logits) override {
+    return native_.step(sequences, pool_, logits, nullptr);
+  }
+  std::int64_t vocab_size() const override { return config_.vocab_size; }
+  std::int64_t blocks() const override { return pool_.pages(); }
+  std::string_view path() const override { return "native"; }
+
+  // All bits set is a NaN in BF16 and in E4M3.
+  void poison(std::int32_t block) override {
+    for (std::int64_t i = 0; i < pool_.layers(); ++i) {
+      const auto kv_bytes = kv_page_bytes();
+      const auto at = static_cast<std::size_t>(block);
+      std::memset(pool_.layer(i).k + at * kv_bytes, 0xff, kv_bytes);
+      std::memset(pool_.layer(i).v + at * kv_bytes, 0xff, kv_bytes);
+      if (pool_.layer(i).index == nullptr) continue;
+      const auto index_bytes = static_cast<std::size_t>(m3::kPageTokens * config_.index_dim) *
+                               (pool_.options().index == DType::kE4M3 ? 1U : 2U);
+      std::memset(pool_.layer(i).index + at * index_bytes, 0xff, index_bytes);
+    }
+  }
+
+ private:
+  std::size_t kv_page_bytes() const {
+    return static_cast<std::size_t>(config_.num_kv_heads * m3::kPageTokens * config_.head_dim) *
+           (pool_.options().kv == DType::kE4M3 ? 1U : 2U);
+  }
+
+  const m3::ModelConfig& config_;
+  cpu::Native& native_;
+  cpu::CachePool& pool_;
+};
+
+}  // namespace monolayer::engine
