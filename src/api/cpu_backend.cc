@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "api/backends.h"
+#include "backend/cpu/layer_views.h"
 #include "backend/cpu/mono_executor.h"
 #include "backend/cpu/thread_team.h"
 
@@ -69,8 +70,9 @@ class CpuBackend : public mono::LibraryBackend {
     traits_.activation_layouts = kRows;
   }
   const mono::DeviceTraits& traits() const override { return traits_; }
-  // Every shape and format that passes the library's checks runs here.
-  Status supports(const mono::ExecutorConfig&) const override { return {}; }
+  Status supports(const mono::ExecutorConfig& config) const override {
+    return cpu::check_executor_config(config);
+  }
   std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig config, int workers) override {
     // Ranks that are threads of one process would all be bound to the same cores.
     const int ranks = config.group != nullptr ? config.group->size() : 1;

@@ -26,11 +26,13 @@ std::string Difference::to_string() const {
 
 CheckedExecutor::CheckedExecutor(std::unique_ptr<mono::Executor> control,
                                  std::unique_ptr<mono::Executor> fused,
-                                 const mono::ExecutorConfig& config)
+                                 const mono::ExecutorConfig& config,
+                                 std::vector<std::int64_t> layer_ids)
     : control_(std::move(control)),
       fused_(std::move(fused)),
       shape_(config.shape),
-      caches_(config.caches) {}
+      caches_(config.caches),
+      layer_ids_(std::move(layer_ids)) {}
 
 Status CheckedExecutor::prepare(std::span<const mono::StepRow> rows) {
   ML_RETURN_IF_ERROR(control_->prepare(rows));
@@ -85,7 +87,8 @@ void CheckedExecutor::compare(std::int64_t layer, std::span<const std::int32_t> 
                               const bf16_t* hidden, const bf16_t* residual) {
   const auto differ = [&](const char* stage, std::int64_t row, std::int64_t column,
                           std::uint32_t control, std::uint32_t fused) {
-    first_ = {layer, stage, row, column, control, fused};
+    const auto at = static_cast<std::size_t>(layer);
+    first_ = {at < layer_ids_.size() ? layer_ids_[at] : layer, stage, row, column, control, fused};
   };
   for (const Entry& e : entries_) {
     const std::byte* control = control_entries_.data() + e.offset;

@@ -15,7 +15,7 @@ namespace monolayer::dispatch {
 
 // Where two executors first differ, in the order in which a layer produces things.
 struct Difference {
-  std::int64_t layer = -1;  // the executor's index
+  std::int64_t layer = -1;  // its id
   std::string stage;      // "k cache", "v cache", "index cache", "selection", "residual", "hidden"
   std::int64_t row = -1;  // of the step
   std::int64_t column = -1;  // element of the row (cache: of the row's entry, heads in order)
@@ -30,9 +30,9 @@ struct Difference {
 // and, in a group, make the same collective calls on every rank.
 class CheckedExecutor : public mono::Executor {
  public:
-  // `config` as both were built with.
+  // `config` as both were built with; `layer_ids` of its layers for messages (empty: 0, 1, ...).
   CheckedExecutor(std::unique_ptr<mono::Executor> control, std::unique_ptr<mono::Executor> fused,
-                  const mono::ExecutorConfig& config);
+                  const mono::ExecutorConfig& config, std::vector<std::int64_t> layer_ids = {});
 
   Status prepare(std::span<const mono::StepRow> rows) override;
   // kInternal with the difference in words if there is one; the caches and outputs are then those
@@ -64,6 +64,7 @@ class CheckedExecutor : public mono::Executor {
   std::unique_ptr<mono::Executor> control_, fused_;
   const m3::ModelConfig shape_;
   const std::vector<mono::CacheView> caches_;
+  const std::vector<std::int64_t> layer_ids_;
   std::vector<mono::StepRow> rows_;
   std::vector<Entry> entries_;
   std::vector<std::byte> before_, control_entries_;

@@ -172,6 +172,7 @@ Status NativeChain::mlp_block(const StepContext& step, std::int64_t layer, m3::T
     gate_up(step, mlp_, mlp_.groups[static_cast<std::size_t>(item)], out, scratch.floats.data(),
             scratch.traffic);
   });
+  before_mlp_sum();
   return add_down(step, down_terms(step, mlp_));
 }
 

@@ -26,7 +26,10 @@ class NativeChain : public Native {
   const Traffic& last_traffic() const override { return last_; }
   const Traffic& total_traffic() const override { return total_; }
 
- private:
+ protected:
+  // Called between an MLP's products and their sum into the rows of `act_.hidden`.
+  virtual void before_mlp_sum() {}
+
   Status run(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink);
   void reserve(const StepContext& step);
   Status attention_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
