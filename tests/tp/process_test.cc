@@ -4,11 +4,15 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <csignal>
+#include <cstddef>
+#include <cstring>
 #include <stdexcept>
 #include <thread>
 
@@ -269,6 +273,37 @@ TEST_F(Processes, MeetByToken) {
   const std::vector<std::pair<int, int>> ranks = {{3, 4}, {1, 4}, {0, 4}, {2, 4}};
   EXPECT_EQ(meet(new_meeting_token(), ranks, milliseconds(5000), exercise),
             std::vector<int>({0, 0, 0, 0}));
+}
+
+// Connects to the meeting and says `bytes` bytes of nonsense, or nothing.
+pid_t intruder(const std::string& token, std::size_t bytes) {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  const std::string text = "monolayer-tp-" + token;
+  std::memcpy(name.sun_path + 1, text.data(), text.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  while (true) {
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    if (connect(fd, reinterpret_cast<const sockaddr*>(&name), length) == 0) {
+      const std::string nonsense(bytes, 'x');
+      if (bytes != 0) (void)!send(fd, nonsense.data(), bytes, MSG_NOSIGNAL);
+      pause();
+    }
+    close(fd);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+TEST_F(Processes, MeetingSurvivesIntruders) {
+  const std::string token = new_meeting_token();
+  const pid_t intruders[] = {intruder(token, 0), intruder(token, 3), intruder(token, 4000)};
+  EXPECT_EQ(meet(token, {{0, 2}, {1, 2}}, milliseconds(8000), exercise), std::vector<int>({0, 0}));
+  for (const pid_t pid : intruders) {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
 }
 
 TEST_F(Processes, MeetingFailsByNameAndInTime) {
