@@ -60,10 +60,11 @@ Status join(Code code, std::uint32_t ranks, std::span<const std::string> texts) 
     for (std::size_t other = 0; other < texts.size(); ++other) {
       if ((ranks >> other & 1) == 0 || texts[other] != texts[r]) continue;
       if (other < r) break;  // said already
-      who += (count++ == 0 ? "" : ", ") + std::to_string(other);
+      if (count++ != 0) who.append(", ");
+      who.append(std::to_string(other));
     }
     if (count == 0) continue;
-    who = (count == 1 ? "rank " : "ranks ") + who;
+    who.insert(0, count == 1 ? "rank " : "ranks ");
     if (subject.empty()) {
       subject = who;
       message = texts[r];
