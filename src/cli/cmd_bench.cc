@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "engine/layer_bench.h"
 #include "engine/memory_check.h"
 #include "engine/native_run.h"
 #include "engine/step_bench.h"
@@ -14,7 +15,8 @@ namespace monolayer::cli {
 namespace {
 
 struct BenchFlags {
-  std::string what, model, contexts = "128,1024", rows = "1", thread_list = "0", prefills = "512";
+  std::string what, model, timeline, contexts = "128,1024", rows = "1", thread_list = "0",
+                                     prefills = "512";
   std::int64_t repeats = 9;
   bool json = false;
   RunFlags run;
@@ -61,14 +63,66 @@ void print_row(const engine::StepResult& r) {
   std::fflush(stdout);
 }
 
+nlohmann::json to_json(const engine::LayerResult& r) {
+  return {{"context", r.context},
+          {"rows", r.rows},
+          {"threads", r.threads},
+          {"bytes", r.bytes},
+          {"native_seconds", r.native_seconds},
+          {"mono_seconds", r.mono_seconds},
+          {"native_bytes_per_second", r.native_rate()},
+          {"mono_bytes_per_second", r.mono_rate()},
+          {"read_stream_bytes_per_second", r.stream_bytes_per_second},
+          {"wait_seconds_per_thread", r.wait_seconds},
+          {"prepare_seconds", r.prepare_seconds}};
+}
+
+// All layers of a step, native and fused in turns.
+Status run_layers(const BenchFlags& flags, const engine::StepBenchOptions& step,
+                  const engine::OpenModel& model) {
+  if (step.ranks > 1)
+    return {Code::kUnsupported, "--tensor-parallel-size",
+            "is " + std::to_string(step.ranks) + "; bench layer times one rank"};
+  engine::LayerBenchOptions options;
+  options.contexts = step.contexts;
+  options.rows = step.rows;
+  options.threads = step.threads;
+  options.repeats = step.repeats;
+  options.kv_cache_dtype = step.kv_cache_dtype;
+  options.timeline = flags.timeline;
+  nlohmann::json results = nlohmann::json::array();
+  if (!flags.json)
+    std::printf("%9s %5s %8s %10s %10s %8s %9s %9s %9s %8s %9s %11s\n", "context", "rows",
+                "threads", "native ms", "mono ms", "ratio", "native", "mono", "stream", "share %",
+                "waits %", "prepare us");
+  ML_RETURN_IF_ERROR(engine::bench_layers(model, options, [&](const engine::LayerResult& r) {
+    if (flags.json) {
+      results.push_back(to_json(r));
+      return;
+    }
+    std::printf("%9lld %5lld %8d %10.3f %10.3f %8.3f %9.2f %9.2f %9.2f %8.1f %9.1f %11.2f\n",
+                static_cast<long long>(r.context), static_cast<long long>(r.rows), r.threads,
+                r.native_seconds * 1e3, r.mono_seconds * 1e3, r.mono_seconds / r.native_seconds,
+                r.native_rate() / 1e9, r.mono_rate() / 1e9, r.stream_bytes_per_second / 1e9,
+                100 * r.mono_rate() / r.stream_bytes_per_second,
+                100 * r.wait_seconds / r.mono_seconds, r.prepare_seconds * 1e6);
+    std::fflush(stdout);
+  }));
+  if (flags.json) {
+    const nlohmann::json report = {{"model", model.folder},
+                                   {"file_bytes", model.checkpoint.file_bytes()},
+                                   {"backend", "cpu"},
+                                   {"repeats", flags.repeats},
+                                   {"results", results}};
+    std::printf("%s\n", report.dump(2).c_str());
+  }
+  return ok_status();
+}
+
 Status run_bench(const BenchFlags& flags) {
   if (flags.what == "serve")
     return {Code::kUnsupported, "bench serve",
             "needs the server, which is not part of this version"};
-  if (flags.what == "layer")
-    return {
-        Code::kUnsupported, "bench layer",
-        "needs the fused path, which is not part of this version; bench step times whole steps"};
   ML_RETURN_IF_ERROR(flags.run.check());
   engine::StepBenchOptions options;
   ML_ASSIGN_OR_RETURN(options.contexts, numbers("--contexts", flags.contexts, 1, 1 << 30));
@@ -76,10 +130,13 @@ Status run_bench(const BenchFlags& flags) {
   ML_ASSIGN_OR_RETURN(options.threads, numbers("--threads", flags.thread_list, 0, 1024));
   ML_ASSIGN_OR_RETURN(options.prefills, numbers("--prefill", flags.prefills, 1, 1 << 20));
   options.repeats = flags.repeats;
+  options.path = flags.run.path;
+  options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
   options.kv_cache_dtype = flags.run.kv_cache_dtype;
   ML_RETURN_IF_ERROR(engine::cache_options(options.kv_cache_dtype).status());
   ML_ASSIGN_OR_RETURN(const std::string name, model_or_embedded(flags.model));
   ML_ASSIGN_OR_RETURN(const auto model, engine::open_model(name));
+  if (flags.what == "layer") return run_layers(flags, options, *model);
 
   nlohmann::json results = nlohmann::json::array();
   if (!flags.json)
@@ -93,13 +150,11 @@ Status run_bench(const BenchFlags& flags) {
     }
   }));
   if (flags.json) {
-    const nlohmann::json report = {{"model", model->folder},
-                                   {"file_bytes", model->checkpoint.file_bytes()},
-                                   {"path", "native"},
-                                   {"backend", "cpu"},
-                                   {"kv_cache_dtype", flags.run.kv_cache_dtype},
-                                   {"repeats", flags.repeats},
-                                   {"results", results}};
+    const nlohmann::json report = {
+        {"model", model->folder},   {"file_bytes", model->checkpoint.file_bytes()},
+        {"path", flags.run.path},   {"tensor_parallel_size", flags.run.tensor_parallel_size},
+        {"backend", "cpu"},         {"kv_cache_dtype", flags.run.kv_cache_dtype},
+        {"repeats", flags.repeats}, {"results", results}};
     std::printf("%s\n", report.dump(2).c_str());
   }
   return ok_status();
@@ -119,6 +174,8 @@ void add_bench(Program& program) {
   f.text(app, "--threads", flags->thread_list, "Thread counts; 0: one per physical core");
   f.text(app, "--prefill", flags->prefills, "Prompt lengths, comma separated");
   f.integer(app, "--repeats", flags->repeats, 1, 100000, "Timed steps; medians are reported");
+  f.text(app, "--timeline", flags->timeline,
+         "layer: SVG file of one fused step, stages over workers");
   f.toggle(app, "--json", flags->json, "Print JSON");
   flags->run.add(f, app, {"auto", "native", "mono"}, /*threads_flag=*/false);
 }

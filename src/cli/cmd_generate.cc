@@ -122,6 +122,8 @@ Status run_generate(const GenerateFlags& flags) {
   run_options.threads = static_cast<int>(flags.run.threads);
   run_options.kv_cache_dtype = flags.run.kv_cache_dtype;
   run_options.context_tokens = context;
+  run_options.path = flags.run.path;
+  run_options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
   run_options.context_flag =
       flags.max_model_len > 0 ? "--max-model-len" : "prompt and --max-tokens";
   Progress progress("loading", flags.quiet);
@@ -132,7 +134,8 @@ Status run_generate(const GenerateFlags& flags) {
   progress.finish();
   if (flags.verbose) {
     print_configuration({{"model", model->folder},
-                         {"path", "native"},
+                         {"path", flags.run.path},
+                         {"tensor_parallel_size", flags.run.tensor_parallel_size},
                          {"backend", "cpu"},
                          {"kernel", std::string(run->tiles().name)},
                          {"threads", run->team().size()},
@@ -159,6 +162,7 @@ Status run_generate(const GenerateFlags& flags) {
   if (flags.quiet && !flags.json) return ok_status();
   engine::RunReport summary = engine::run_report(std::move(model), std::move(run), report);
   summary.requested_path = flags.run.path;
+  summary.ranks = static_cast<int>(flags.run.tensor_parallel_size);
   if (flags.json) {
     nlohmann::json json = engine::run_report_json(summary);
     printer.add_to(json);

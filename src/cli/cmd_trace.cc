@@ -49,6 +49,8 @@ Status run_trace(const TraceFlags& flags) {
   options.threads = static_cast<int>(flags.run.threads);
   options.kv_cache_dtype = flags.run.kv_cache_dtype;
   options.context_tokens = tokens;
+  options.path = flags.run.path;
+  options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
   ML_ASSIGN_OR_RETURN(const auto native, engine::NativeRun::load(*model, options));
   return engine::write_trace(
       flags.out, model->config, input, flags.chunk,

@@ -30,12 +30,13 @@ void RunFlags::add(Flags& flags, CLI::App& app, std::vector<std::string> paths, 
 Status RunFlags::check() const {
   if (backend == "cuda")
     return {Code::kUnsupported, "--backend", "cuda is not part of this version; it runs on cpu"};
-  if (path == "mono")
-    return {Code::kUnsupported, "--path",
-            "mono (all of a layer in one call) is not part of this version; it runs native"};
-  if (tensor_parallel_size > 1)
+  const std::int64_t ranks = tensor_parallel_size;
+  if (ranks != 1 && ranks != 2 && ranks != 4 && ranks != 8)
     return {Code::kUnsupported, "--tensor-parallel-size",
-            "is " + std::to_string(tensor_parallel_size) + ", this version runs at most 1"};
+            "is " + std::to_string(ranks) + ", not one of 1, 2, 4, 8"};
+  if (path == "reference" && ranks > 1)
+    return {Code::kUnsupported, "--tensor-parallel-size",
+            "is " + std::to_string(ranks) + "; the reference path runs on 1"};
   return ok_status();
 }
 

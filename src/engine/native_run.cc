@@ -3,6 +3,7 @@
 #include <numeric>
 #include <utility>
 
+#include "backend/cpu/ranked.h"
 #include "engine/memory_check.h"
 
 namespace monolayer::engine {
@@ -21,6 +22,7 @@ Result<cpu::CacheOptions> cache_options(const std::string& kv_cache_dtype) {
 Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
                                                    const NativeRunOptions& options) {
   ML_ASSIGN_OR_RETURN(const cpu::CacheOptions cache, cache_options(options.kv_cache_dtype));
+  ML_RETURN_IF_ERROR(m3::rank_shape(model.config, 0, options.ranks).status());
   if (options.context_tokens < 1 || options.context_tokens > model.config.max_positions)
     return Status(Code::kInvalidArgument, options.context_flag,
                   "is " + std::to_string(options.context_tokens) +
@@ -42,10 +44,21 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
                   "'" + options.tiles + "' is not available on this machine");
   ML_ASSIGN_OR_RETURN(run->team_, cpu::ThreadTeam::create({.threads = options.threads}));
   ML_ASSIGN_OR_RETURN(run->weights_, load_weights(model, options.progress));
-  ML_ASSIGN_OR_RETURN(run->native_, cpu::Native::create(model.config, run->weights_, *run->team_,
-                                                        {.tiles = run->tiles_}));
   const std::int64_t pages = (options.context_tokens + m3::kPageTokens - 1) / m3::kPageTokens;
   ML_ASSIGN_OR_RETURN(run->pool_, cpu::CachePool::create(model.config, cache, pages));
+  const cpu::NativeOptions chain{.tiles = run->tiles_, .fused = options.path != "native"};
+  if (options.ranks > 1) {
+    // The ranks have pools of their own; this one stays untouched, so it is never resident.
+    ML_ASSIGN_OR_RETURN(
+        run->native_,
+        cpu::make_ranked(
+            model.config, run->weights_,
+            {.ranks = options.ranks, .threads = options.threads, .cache = cache, .pages = pages},
+            chain));
+  } else {
+    ML_ASSIGN_OR_RETURN(run->native_,
+                        cpu::Native::create(model.config, run->weights_, *run->team_, chain));
+  }
   run->table_.resize(static_cast<std::size_t>(pages));
   std::iota(run->table_.begin(), run->table_.end(), 0);
   return run;

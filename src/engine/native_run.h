@@ -1,4 +1,4 @@
-// A model ready to run on the native path: weights, threads, kernels and caches.
+// A model ready to run on the CPU: weights, threads, kernels and caches.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,8 @@ struct NativeRunOptions {
   std::int64_t context_tokens = 0;       // what the caches must hold
   std::string context_flag = "context";  // named when it does not fit
   std::string tiles;                     // kernel variant; empty: the best
+  std::string path = "auto";             // "native": op by op; "auto", "mono": fused where it can
+  int ranks = 1;                         // tensor-parallel, as threads of this process
   ReadProgressCallback progress;
 };
 

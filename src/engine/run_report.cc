@@ -38,10 +38,17 @@ const char* finish_name(Finish finish) {
   }
 }
 
+// The path of decode steps.
+const char* path_name(const RunReport& report) { return report.paths.mono > 0 ? "mono" : "native"; }
+
 // Why the path that ran is the one that ran.
 std::string path_reason(const RunReport& report) {
-  return report.requested_path == "native" ? "as asked"
-                                           : "the fused path is not part of this version";
+  if (report.requested_path == "native") return "as asked";
+  if (report.paths.mono == 0) return report.paths.why_native;
+  std::string text = std::to_string(report.paths.mono) + " of " +
+                     std::to_string(report.paths.mono + report.paths.native) + " steps";
+  if (report.paths.native > 0) text += "; the rest native: " + report.paths.why_native;
+  return text;
 }
 
 std::string rate(double bytes_per_second) {
@@ -83,6 +90,7 @@ RunReport run_report(std::unique_ptr<OpenModel> model, std::unique_ptr<NativeRun
   report.threads = run->team().size();
   report.threads_note = std::string(run->team().describe());
   report.generation = generation;
+  report.paths = run->native().paths();
   report.weight_file_bytes = static_cast<std::int64_t>(model->checkpoint.file_bytes());
   report.last_level_cache_bytes = std::max<long>(0, sysconf(_SC_LEVEL3_CACHE_SIZE));
   const std::unique_ptr<cpu::ThreadTeam> team = run->release_team();
@@ -121,9 +129,12 @@ nlohmann::json run_report_json(const RunReport& report) {
                           {"index_read", t.index_read},
                           {"cache_written", t.cache_written}};
   };
-  return {{"path", "native"},
+  return {{"path", path_name(report)},
           {"path_reason", path_reason(report)},
+          {"mono_steps", report.paths.mono},
+          {"native_steps", report.paths.native},
           {"backend", "cpu"},
+          {"tensor_parallel_size", report.ranks},
           {"kernel", report.kernel},
           {"threads", report.threads},
           {"finish_reason", finish_name(g.finish)},
@@ -144,9 +155,12 @@ nlohmann::json run_report_json(const RunReport& report) {
 
 std::string run_report_text(const RunReport& report) {
   const GenerateReport& g = report.generation;
-  std::string text = "path: native on cpu (" + path_reason(report) + "), " + report.kernel +
-                     " kernels, " + std::to_string(report.threads) +
-                     (report.threads == 1 ? " thread\n" : " threads\n");
+  std::string text = "path: ";
+  text += path_name(report);
+  text += " on cpu (" + path_reason(report) + "), " + report.kernel + " kernels, " +
+          std::to_string(report.threads) + (report.threads == 1 ? " thread" : " threads");
+  if (report.ranks > 1) text += " over " + std::to_string(report.ranks) + " ranks";
+  text += '\n';
   text += "prompt: " + std::to_string(g.prompt_tokens) + " tokens, " +
           fixed(report.prefill_tokens_per_second(), 1) +
           " tokens/s; generated: " + std::to_string(g.generated_tokens) + " tokens, " +

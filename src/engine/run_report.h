@@ -18,6 +18,8 @@ struct RunReport {
   std::string kernel;  // instruction set of the tile functions
   std::string threads_note;
   int threads = 0;
+  cpu::PathCounts paths;  // steps by the way they went
+  int ranks = 1;
   GenerateReport generation;
   double stream_bytes_per_second = 0;  // of the same threads, measured afterwards
   std::int64_t weight_file_bytes = 0, last_level_cache_bytes = 0;

@@ -4,52 +4,15 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <numeric>
 
 #include "backend/cpu/stream.h"
+#include "engine/bench_batch.h"
 #include "engine/native_run.h"
 
 namespace monolayer::engine {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-// The sequences of one step: every row has pages of its own and `context` tokens in them.
-struct Batch {
-  std::vector<std::vector<std::int32_t>> tables;
-  std::vector<std::vector<std::int32_t>> tokens;
-  std::vector<cpu::StepSequence> sequences;
-
-  Batch(std::int64_t rows, std::int64_t context, std::int64_t new_tokens) {
-    const std::int64_t pages = (context + new_tokens + m3::kPageTokens - 1) / m3::kPageTokens;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      auto& table = tables.emplace_back(static_cast<std::size_t>(pages));
-      std::iota(table.begin(), table.end(), static_cast<std::int32_t>(row * pages));
-      tokens.emplace_back(static_cast<std::size_t>(new_tokens));
-    }
-    for (std::size_t row = 0; row < tables.size(); ++row) {
-      cpu::StepSequence sequence;
-      sequence.tokens = tokens[row];
-      sequence.start = context;
-      sequence.pages = tables[row];
-      sequences.push_back(sequence);
-    }
-  }
-
-  void draw_tokens(std::int64_t vocab, std::uint64_t& state) {
-    for (auto& row : tokens)
-      for (std::int32_t& token : row) {
-        state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-        token = static_cast<std::int32_t>((state >> 33) % static_cast<std::uint64_t>(vocab));
-      }
-  }
-};
 
 class StepTimer {
  public:
@@ -58,7 +21,7 @@ class StepTimer {
 
   Result<StepResult> time(const std::string& kind, std::int64_t rows, std::int64_t context,
                           std::int64_t new_tokens, std::int64_t repeats) {
-    Batch batch(rows, context, new_tokens);
+    BenchBatch batch(rows, context, new_tokens);
     std::vector<double> seconds, rates, bytes;
     std::vector<float> logits;
     for (std::int64_t i = -1; i < repeats; ++i) {  // the first step warms up
@@ -78,11 +41,11 @@ class StepTimer {
     result.rows = rows;
     result.threads = run_.team().size();
     result.kernel = std::string(run_.tiles().name);
-    result.seconds = median(seconds);
+    result.seconds = bench_median(seconds);
     result.tokens_per_second = static_cast<double>(rows * new_tokens) / result.seconds;
-    result.bytes = static_cast<std::int64_t>(median(bytes));
+    result.bytes = static_cast<std::int64_t>(bench_median(bytes));
     result.bytes_per_second = static_cast<double>(result.bytes) / result.seconds;
-    result.stream_bytes_per_second = median(rates);
+    result.stream_bytes_per_second = bench_median(rates);
     return result;
   }
 
@@ -112,6 +75,8 @@ Status bench_steps(const OpenModel& model, const StepBenchOptions& options,
     run_options.context_tokens = std::max({decode_pages, prefill_pages, std::int64_t{1}}) * page;
     run_options.context_flag = "contexts times rows";
     run_options.tiles = options.tiles;
+    run_options.path = options.path;
+    run_options.ranks = options.ranks;
     ML_ASSIGN_OR_RETURN(const auto run, NativeRun::load(model, run_options));
     // Bytes that are a small finite number in BF16 and in E4M3, and make every page resident.
     std::memset(run->pool().memory(), 0x3c, run->pool().bytes());

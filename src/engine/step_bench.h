@@ -19,6 +19,8 @@ struct StepBenchOptions {
   std::int64_t repeats = 9;                 // timed steps of each kind; medians are reported
   std::string kv_cache_dtype = "auto";
   std::string tiles;  // kernel variant; empty: the best
+  std::string path = "auto";
+  int ranks = 1;
 };
 
 struct StepResult {

@@ -102,7 +102,7 @@ class Rank {
 
   Pool pool(std::uint64_t shuffle, bool split) const {
     return make_pool(local_, shape_.first_kv_head, case_.cache, case_.requests, case_.seed, shuffle,
-                     split);
+                     split, case_.junk);
   }
 
   NativeStep native() {
@@ -234,13 +234,13 @@ m3::ModelConfig eight_way_config() {
 
 Pool make_pool(const m3::ModelConfig& local, std::int64_t first_kv_head,
                const cpu::CacheOptions& options, const std::vector<Request>& requests,
-               std::uint64_t seed, std::uint64_t shuffle, bool split) {
+               std::uint64_t seed, std::uint64_t shuffle, bool split, int junk) {
   Pool out;
   std::int64_t pages = 0;
   for (const Request& request : requests) pages += pages_of(request);
   const std::int64_t spare = 3;  // pages nobody may touch
   out.pool = cpu::CachePool::create(local, options, pages + spare).value();
-  std::memset(out.pool->memory(), 0xff, out.pool->bytes());
+  std::memset(out.pool->memory(), junk, out.pool->bytes());
   std::mt19937_64 random(shuffle);
   std::vector<std::int32_t> ids(static_cast<std::size_t>(pages + spare));
   std::iota(ids.begin(), ids.end(), 0);
@@ -258,13 +258,17 @@ Pool make_pool(const m3::ModelConfig& local, std::int64_t first_kv_head,
   } else {
     out.index = out.main;
   }
+  for (auto* tables : {&out.main, &out.index}) {
+    for (auto& table : *tables) table.insert(table.end(), {-1, 0x7fffffff});  // nobody may look
+  }
   std::vector<float> values(static_cast<std::size_t>(std::max(local.head_dim, local.index_dim)));
   for (std::size_t i = 0; i < requests.size(); ++i) {
     for (std::int64_t p = 0; p < requests[i].start; ++p) {
       each_entry(
           local, first_kv_head, out, i, p,
           [&](std::int64_t layer, std::int64_t what, std::byte* at, std::int64_t n, bool index) {
-            draw(key_of(seed, layer, what, i, p), n, values.data());
+            draw(key_of(seed, layer, what, static_cast<std::size_t>(requests[i].start), p), n,
+                 values.data());
             cpu::store_entry(index ? options.index : options.kv,
                              index           ? options.index_scale
                              : what % 2 == 0 ? options.k_scale
@@ -311,6 +315,19 @@ std::vector<mono::StepRow> step_rows(const Pool& pool, const std::vector<Request
     rows.insert(rows.begin() + at, {.live = false, .request = -7, .position = -1});
   }
   return rows;
+}
+
+std::vector<bf16_t> step_inputs(const m3::ModelConfig& config,
+                                const std::vector<mono::StepRow>& rows, std::uint64_t seed) {
+  const auto n = static_cast<std::size_t>(config.hidden_size);
+  std::vector<bf16_t> out(rows.size() * n, kPaddingInput);
+  std::vector<float> values(n);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (!rows[r].live) continue;
+    draw(key_of(seed, 7, 7, 7, rows[r].position), config.hidden_size, values.data());
+    for (std::size_t i = 0; i < n; ++i) out[r * n + i] = f32_to_bf16(values[i]);
+  }
+  return out;
 }
 
 void compare_paths(const RandomModel& model, const MonoCase& c) {

@@ -26,6 +26,7 @@ struct MonoCase {
   int threads = 1;
   std::vector<std::int64_t> padding;  // indices, in the caller's rows, of rows that are not live
   std::uint64_t seed = 1;
+  int junk = 0xff;      // every byte of the pool that holds no entry
   bool serial = false;  // compare the serial interpreter too
   int serial_workers = 3;
   cpu::MonoOptions options;  // of the team's executor
@@ -41,12 +42,12 @@ struct Pool {
   std::vector<std::vector<std::int32_t>> main, index;  // [request]
 };
 
-// Fills a pool: entries before each request's start are drawn from (layer, global head, request,
-// position), everything else is NaN. `shuffle` decides the tables; with `split` index tables differ
-// from main ones.
+// Fills a pool: entries before each request's start are drawn from (layer, global head, start,
+// position), everything else is junk. `shuffle` decides the tables, which end with entries that
+// must not be used; with `split` index tables differ from main ones.
 Pool make_pool(const m3::ModelConfig& local, std::int64_t first_kv_head,
                const cpu::CacheOptions& options, const std::vector<Request>& requests,
-               std::uint64_t seed, std::uint64_t shuffle, bool split);
+               std::uint64_t seed, std::uint64_t shuffle, bool split, int junk = 0xff);
 
 // Bytes of the entries of the requests' new rows, layer by layer.
 std::vector<std::byte> new_entries(const m3::ModelConfig& local, const Pool& pool,
@@ -55,6 +56,10 @@ std::vector<std::byte> new_entries(const m3::ModelConfig& local, const Pool& poo
 // Rows of a step over a pool; `padding` rows hold garbage that must not be used.
 std::vector<mono::StepRow> step_rows(const Pool& pool, const std::vector<Request>& requests,
                                      const std::vector<std::int64_t>& padding);
+
+// Hidden inputs of the rows, a function of their positions; NaN on rows that are not live.
+std::vector<bf16_t> step_inputs(const m3::ModelConfig& config,
+                                const std::vector<mono::StepRow>& rows, std::uint64_t seed);
 
 // Fails the test naming the first difference.
 void compare_paths(const RandomModel& model, const MonoCase& c);

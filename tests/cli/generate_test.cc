@@ -60,10 +60,11 @@ TEST(Generate, StreamsTheTextThatJsonHolds) {
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_EQ(text.out, json["content"].get<std::string>() + "\n");
   EXPECT_EQ(json["reasoning"], "");
-  for (const char* part : {"path: native", "not part of this version", "kernels", "tokens/s",
-                           "per token", "GB/s", "read stream"})
+  for (const char* part :
+       {"path: mono", "the rest native", "kernels", "tokens/s", "per token", "GB/s", "read stream"})
     EXPECT_NE(text.err.find(part), std::string::npos) << part << "\n" << text.err;
-  EXPECT_EQ(json["path"], "native");
+  EXPECT_EQ(json["path"], "mono");
+  EXPECT_GT(json["mono_steps"], 5);
   EXPECT_GT(json["bytes_per_token"], 1e6);
   EXPECT_GT(json["share_of_read_stream"], 0.0);
   // Fault of other engines: slow, and nothing says so.
@@ -161,10 +162,11 @@ const BadLine kBadLines[] = {
     {"top_p_two", {"--prompt", "a", "--top-p", "2"}, {"--top-p", "1"}},
     {"top_k_negative", {"--prompt", "a", "--top-k", "-2"}, {"--top-k"}},
     {"seed_text", {"--prompt", "a", "--seed", "x"}, {"--seed"}},
-    {"path_mono", {"--prompt", "a", "--path", "mono"}, {"--path", "mono", "native"}},
     {"path_unknown", {"--prompt", "a", "--path", "x"}, {"--path", "auto, native, mono"}},
     {"backend_cuda", {"--prompt", "a", "--backend", "cuda"}, {"--backend", "cuda"}},
-    {"tp", {"--prompt", "a", "--tensor-parallel-size", "4"}, {"--tensor-parallel-size", "4", "1"}},
+    {"tp",
+     {"--prompt", "a", "--tensor-parallel-size", "3"},
+     {"--tensor-parallel-size", "3", "1, 2, 4, 8"}},
     {"kv_e5m2", {"--prompt", "a", "--kv-cache-dtype", "fp8_e5m2"}, {"fp8_e5m2", "auto, bf16, fp8"}},
     {"kv_int8", {"--prompt", "a", "--kv-cache-dtype", "int8"}, {"int8", "fp8_e4m3"}},
     {"kv_q8", {"--prompt", "a", "--kv-cache-dtype", "q8_0"}, {"q8_0", "fp8_e4m3"}},

@@ -239,10 +239,12 @@ TEST(Trace, RefusesWhatThisVersionLacks) {
                            const std::vector<std::string>& parts) {
     EXPECT_EQ(not_one_error(trace("tiny", folder.file("out"), more), parts), "");
   };
-  refused({"--path", "mono"}, {"--path", "mono", "not part of this version"});
   refused({"--path", "fast"}, {"'fast'", "native, reference, mono"});
   refused({"--backend", "cuda"}, {"--backend", "cuda", "cpu"});
-  refused({"--tensor-parallel-size", "2"}, {"--tensor-parallel-size", "2", "at most 1"});
+  refused({"--tensor-parallel-size", "3"}, {"--tensor-parallel-size", "3", "1, 2, 4, 8"});
+  refused({"--tensor-parallel-size", "8"}, {"tensor-parallel size", "8"});
+  refused({"--path", "reference", "--tensor-parallel-size", "2"},
+          {"--tensor-parallel-size", "reference"});
   refused({"--tensor-parallel-size", "0"}, {"--tensor-parallel-size", "'0'"});
   refused({"--chunk", "0"}, {"--chunk"});
   refused({"--path", "reference", "--kv-cache-dtype", "fp8"}, {"--kv-cache-dtype", "float32"});

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "backend/cpu/head.h"
+#include "backend/cpu/mono_chain.h"
 #include "backend/cpu/native_chain.h"
 #include "backend/cpu/rank_slice.h"
 
@@ -37,6 +38,10 @@ Result<std::unique_ptr<Native>> Native::create(const m3::ModelConfig& config,
                           m3::rank_shape(config, options.group->rank(), options.group->size()));
       view = slice_model(view, config, shape);
       local = m3::rank_config(config, shape);
+    }
+    if (options.fused) {
+      return std::unique_ptr<Native>(
+          std::make_unique<MonoChain>(local, std::move(view), team, *tiles, options));
     }
     return std::unique_ptr<Native>(
         std::make_unique<NativeChain>(local, std::move(view), team, *tiles, options));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backend/cpu/cache.h"
@@ -35,6 +36,12 @@ struct Traffic {
   std::int64_t total() const { return weights + kv_read + index_read + cache_written; }
 };
 
+// Which way the steps of a chain went.
+struct PathCounts {
+  std::int64_t native = 0, mono = 0;
+  std::string why_native;  // of the last native step that the fused path might have taken
+};
+
 struct NativeOptions {
   const Tiles* tiles = nullptr;    // null: the best available
   std::int64_t prefill_tile = 64;  // rows of a matmul tile; changes speed, never bits
@@ -44,6 +51,9 @@ struct NativeOptions {
   // the caches hold m3::rank_config()'s heads. Every call is then collective, and every rank gets
   // the same logits.
   tp::Group* group = nullptr;
+  // Layers of steps of at most 16 rows, 8 of a sequence, run through the fused path, with the same
+  // bits; all other steps op by op.
+  bool fused = false;
 };
 
 class Native {
@@ -65,6 +75,9 @@ class Native {
   // Traffic of the last step and since creation.
   virtual const Traffic& last_traffic() const = 0;
   virtual const Traffic& total_traffic() const = 0;
+  virtual PathCounts paths() const { return {}; }
+  // Collective over the group, before it is closed; idempotent.
+  virtual Status close() { return {}; }
 };
 
 }  // namespace monolayer::cpu

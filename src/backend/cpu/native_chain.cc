@@ -9,7 +9,6 @@
 #include "backend/cpu/row_stages.h"
 
 namespace monolayer::cpu {
-namespace {
 
 // Hidden values of every row, under its absolute position.
 void trace_rows(const StepContext& step, std::int64_t layer, const float* values,
@@ -20,8 +19,6 @@ void trace_rows(const StepContext& step, std::int64_t layer, const float* values
     sink->hidden(layer, step.plan.row(r).position, {values + r * n, static_cast<std::size_t>(n)});
   }
 }
-
-}  // namespace
 
 void NativeChain::reserve(const StepContext& step) {
   const m3::ModelConfig& c = config_;
@@ -64,12 +61,18 @@ Status NativeChain::run(const StepContext& step, std::vector<float>& logits, m3:
     embed_rows(step, view_.embed, rows);
     fill_rope(step, rope_, rows);
   });
+  ML_RETURN_IF_ERROR(run_layers(step, sink));
+  return head(step, logits, sink);
+}
+
+Status NativeChain::run_layers(const StepContext& step, m3::TraceSink* sink) {
+  ++paths_.native;
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     trace_rows(step, layer, act_.hidden.data(), sink);
     ML_RETURN_IF_ERROR(attention_block(step, layer, sink));
     ML_RETURN_IF_ERROR(mlp_block(step, layer, sink));
   }
-  return head(step, logits, sink);
+  return {};
 }
 
 Status NativeChain::attention_block(const StepContext& step, std::int64_t layer,

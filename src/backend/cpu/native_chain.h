@@ -15,6 +15,10 @@
 
 namespace monolayer::cpu {
 
+// Hidden values of every row, under its absolute position.
+void trace_rows(const StepContext& step, std::int64_t layer, const float* values,
+                m3::TraceSink* sink);
+
 class NativeChain : public Native {
  public:
   // `config` and `view`: the rank's share.
@@ -25,8 +29,12 @@ class NativeChain : public Native {
               m3::TraceSink* sink) override;
   const Traffic& last_traffic() const override { return last_; }
   const Traffic& total_traffic() const override { return total_; }
+  PathCounts paths() const override { return paths_; }
 
  protected:
+  // All layers of the step, from and to act_.hidden.
+  virtual Status run_layers(const StepContext& step, m3::TraceSink* sink);
+
   // Called between an MLP's products and their sum into the rows of `act_.hidden`.
   virtual void before_mlp_sum() {}
 
@@ -78,6 +86,7 @@ class NativeChain : public Native {
   std::vector<WorkerScratch> scratch_;
   std::vector<float> shard_, shards_;  // logits of one rank, and of all
   Traffic last_, total_;
+  PathCounts paths_;
 };
 
 }  // namespace monolayer::cpu

@@ -1,0 +1,85 @@
+// Whole models with fused layers where steps allow it, changing between the paths in mid-request,
+// on one rank and on several.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "backend/cpu/ranked.h"
+#include "backend_cpu/mono_harness.h"
+#include "backend_cpu/native_harness.h"
+
+namespace monolayer::test {
+namespace {
+
+const ModelFormats kFormats{.attention = WeightFormat::kFP8PerChannel,
+                            .dense = WeightFormat::kMXFP8,
+                            .experts = WeightFormat::kMXFP4,
+                            .shared = WeightFormat::kMXFP8,
+                            .router = DType::kBF16};
+
+// Prefills, decode rows and drafts of four rows across a page border, in turns.
+const std::vector<std::int64_t> kChunks = {60, 1, 1, 30, 8, 17, 2, 4, 4, 4, 1, 40, 16, 1};
+
+class MonoChainTest : public testing::Test {
+ protected:
+  MonoChainTest() : model_(eight_way_config(), kFormats, 5) {}
+
+  Output run_as(const EngineOptions& options, bool fused, cpu::PathCounts* counts = nullptr) {
+    Engine engine(model_.config, model_.weights, options);
+    auto made = cpu::Native::create(model_.config, model_.weights, *engine.team, {.fused = fused});
+    EXPECT_TRUE(made.ok()) << made.status().to_string();
+    engine.native = std::move(made).value();
+    Output out = run(engine, tokens(), page_table(kTokens, 20, -1), kChunks);
+    if (counts != nullptr) *counts = engine.native->paths();
+    return out;
+  }
+  std::vector<std::int32_t> tokens() const { return random_tokens(model_.config, kTokens, 8); }
+
+  static constexpr std::int64_t kTokens = 215;
+  RandomModel model_;
+};
+
+TEST_F(MonoChainTest, SameBitsAsNativeAcrossChangesOfPath) {
+  for (const bool fp8 : {false, true}) {
+    for (const int threads : {1, 2, 3}) {
+      EngineOptions options;
+      options.threads = threads;
+      if (fp8) options.cache = fp8_cache();
+      cpu::PathCounts counts;
+      const Output native = run_as(options, false);
+      const Output mono = run_as(options, true, &counts);
+      expect_same_bits(native, mono, "fused");
+      EXPECT_GT(counts.mono, 20);
+      EXPECT_EQ(5, counts.native);  // 60, 30, 17, 40 and 16 rows of one sequence
+      EXPECT_EQ("16 rows of one sequence, the fused path takes 8", counts.why_native);
+    }
+  }
+}
+
+TEST_F(MonoChainTest, SameLogitsAndSelectionsOnEveryGroupSize) {
+  const Output whole = run_as({}, false);
+  for (const int ranks : {2, 4, 8}) {
+    for (const bool fused : {false, true}) {
+      Engine engine(model_.config, model_.weights, {});
+      auto made =
+          cpu::make_ranked(model_.config, model_.weights,
+                           {.ranks = ranks, .threads = ranks, .pages = 64}, {.fused = fused});
+      ASSERT_TRUE(made.ok()) << made.status().to_string();
+      engine.native = std::move(made).value();
+      const Output out = run(engine, tokens(), page_table(kTokens, 20, -1), kChunks);
+      EXPECT_EQ(whole.logits, out.logits) << ranks << " ranks";
+      EXPECT_EQ(whole.trace.hidden_rows, out.trace.hidden_rows) << ranks << " ranks";
+      EXPECT_EQ(whole.trace.selections, out.trace.selections) << ranks << " ranks";
+    }
+  }
+}
+
+TEST_F(MonoChainTest, SizesThatDoNotDivideAreRefusedByName) {
+  const RandomModel narrow(tiny_config(), {}, 1);
+  const auto made = cpu::make_ranked(narrow.config, narrow.weights, {.ranks = 2, .pages = 4}, {});
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(Code::kUnsupported, made.status().code());
+}
+
+}  // namespace
+}  // namespace monolayer::test
