@@ -61,9 +61,9 @@ TEST_F(MonoChainTest, SameLogitsAndSelectionsOnEveryGroupSize) {
   for (const int ranks : {2, 4, 8}) {
     for (const bool fused : {false, true}) {
       Engine engine(model_.config, model_.weights, {});
-      auto made =
-          cpu::make_ranked(model_.config, model_.weights,
-                           {.ranks = ranks, .threads = ranks, .pages = 64}, {.fused = fused});
+      auto made = cpu::make_ranked(model_.config, model_.weights,
+                                   {.ranks = ranks, .threads = ranks, .cache = {}, .pages = 64},
+                                   {.fused = fused});
       ASSERT_TRUE(made.ok()) << made.status().to_string();
       engine.native = std::move(made).value();
       const Output out = run(engine, tokens(), page_table(kTokens, 20, -1), kChunks);
@@ -76,7 +76,8 @@ TEST_F(MonoChainTest, SameLogitsAndSelectionsOnEveryGroupSize) {
 
 TEST_F(MonoChainTest, SizesThatDoNotDivideAreRefusedByName) {
   const RandomModel narrow(tiny_config(), {}, 1);
-  const auto made = cpu::make_ranked(narrow.config, narrow.weights, {.ranks = 2, .pages = 4}, {});
+  const auto made = cpu::make_ranked(narrow.config, narrow.weights,
+                                     {.ranks = 2, .threads = 1, .cache = {}, .pages = 4}, {});
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(Code::kUnsupported, made.status().code());
 }
