@@ -26,7 +26,7 @@ def explore(mutation):
         define = [f"-D{mutation}"] if mutation else []
         subprocess.run(["spin", *define, "-a", str(MODEL)], cwd=folder, check=True,
                        capture_output=True)
-        subprocess.run(["cc", "-O1", "-w", "-DSAFETY", "-DMEMLIM=512", "-o", "pan", "pan.c"],
+        subprocess.run(["cc", "-O0", "-w", "-DSAFETY", "-DMEMLIM=512", "-o", "pan", "pan.c"],
                        cwd=folder, check=True, capture_output=True)
         report = subprocess.run(["./pan", "-m100000"], cwd=folder, check=False,
                                 capture_output=True, text=True)

@@ -48,7 +48,7 @@ class Processes : public ::testing::Test {
 
 Status exercise(Group& group) {
   const auto me = static_cast<std::size_t>(group.rank());
-  for (int round = 0; round < 50; ++round) {
+  for (int round = 0; round < 20; ++round) {
     std::vector<float> values(20000);
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i] = std::ldexp(static_cast<float>(i % 31) + 1, static_cast<int>(me) * 5 - 10);
