@@ -189,6 +189,64 @@ TEST_F(ProtocolProcesses, T_P1_SameBitsAsThreads) {
   }
 }
 
+// T-P9 between processes: a reader never sees the tag of one store with the payload of another.
+TEST_F(ProtocolProcesses, T_P9_AtomicityLitmus) {
+  constexpr Tag kRounds = 100000;
+  const auto payload = [](Tag tag) { return tag * 2654435761U ^ tag >> 3; };
+  const auto results = run_ranks({RankKind::kProcesses, 2}, [&](Group& group) -> Status {
+    ML_ASSIGN_OR_RETURN(tp::SymmetricRegion region, group.allocate(4096));
+    Word* words = reinterpret_cast<Word*>(region.base[1]);  // of rank 1, pushed by rank 0
+    if (group.rank() == 0) {
+      for (Tag tag = 1; tag <= kRounds; ++tag) {
+        for (int w = 0; w < 8; ++w) put_word(words + w, tag, payload(tag));
+      }
+      return {};
+    }
+    const Deadline deadline;
+    for (Tag last = 0; last != kRounds && !deadline.expired();) {
+      for (int w = 0; w < 8; ++w) {
+        const Word seen = load_word(words + w);
+        last = tag_of(seen);
+        if (seen != 0 && payload_of(seen) != payload(last)) {
+          return {Code::kInternal, "tag " + std::to_string(last), "with another's payload"};
+        }
+      }
+    }
+    return {};
+  });
+  ASSERT_TRUE(results.ok());
+  for (const Status& status : *results) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+// T-P10 between processes: plain data behind a flag, in the reader's memory.
+TEST_F(ProtocolProcesses, T_P10_FlagLitmus) {
+  constexpr std::uint64_t kRounds = 1000;
+  constexpr std::size_t kPlain = 64;
+  const auto results = run_ranks({RankKind::kProcesses, 2}, [&](Group& group) -> Status {
+    ML_ASSIGN_OR_RETURN(tp::SymmetricRegion region, group.allocate(4096));
+    // Zeroed memory is a flag at 0: the first two lines of rank 1's part, plain data after them.
+    auto* flags = reinterpret_cast<Flag*>(region.base[1]);
+    auto* plain = reinterpret_cast<std::uint64_t*>(region.base[1] + 2 * sizeof(Flag));
+    const WaitPolicy policy{milliseconds(5000), &group.poison()};
+    for (std::uint64_t round = 1; round <= kRounds; ++round) {
+      if (group.rank() == 0) {
+        if (!flags[1].wait(round - 1, policy, {0, -1, -1, "empty"})) return group.status();
+        for (std::size_t i = 0; i < kPlain; ++i) plain[i] = round * 1000 + i;
+        flags[0].publish(round);
+      } else {
+        if (!flags[0].wait(round, policy, {1, -1, -1, "full"})) return group.status();
+        for (std::size_t i = 0; i < kPlain; ++i) {
+          if (plain[i] != round * 1000 + i) return {Code::kInternal, "plain word", "is old"};
+        }
+        flags[1].publish(round);
+      }
+    }
+    return {};
+  });
+  ASSERT_TRUE(results.ok());
+  for (const Status& status : *results) EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
 // Four ranks of four workers each, however few the cores: hand-offs inside a rank by flags, between
 // ranks by words. Nobody starves: the deadline is far away, the whole takes a moment.
 TEST_F(ProtocolProcesses, MoreRanksAndWorkersThanCores) {
