@@ -120,6 +120,30 @@ int measure(const char* name, mono::LibraryBackend& backend, bool layers) {
   return library.close().ok() ? 0 : 1;
 }
 
+// What the widest tables cost: every block id that a request uses is looked at.
+void measure_long_context() {
+  for (const std::int32_t length : {16384, 131072, 1048576}) {
+    const std::int32_t blocks = length / ML_BLOCK_TOKENS;
+    std::vector<std::int32_t> table(static_cast<std::size_t>(blocks));
+    for (std::int32_t i = 0; i < blocks; ++i) table[static_cast<std::size_t>(i)] = i;
+    const std::int64_t slot = length - 1;
+    ml_step md{};
+    md.size = sizeof md;
+    md.token_count = md.requests = md.query_len = 1;
+    md.table_width = md.index_table_width = blocks;
+    md.main_table = md.index_table = table.data();
+    md.seq_lens = &length;
+    md.main_slots = md.index_slots = &slot;
+    mono::ExpandedStep rows;
+    int failures = 0;
+    const double us = median_us([&] {
+      failures += mono::expand_step(md, {blocks, blocks, length}, rows).ok() ? 0 : 1;
+    });
+    std::printf("checks of one row at %d tokens: %.3f us%s\n", length, us,
+                failures != 0 ? " (refused!)" : "");
+  }
+}
+
 }  // namespace
 }  // namespace monolayer
 
@@ -127,5 +151,6 @@ int main() {
   monolayer::IdleBackend idle;
   const int first = monolayer::measure("idle", idle, true);
   const int second = monolayer::measure("cpu", monolayer::api::cpu_backend(), false);
+  monolayer::measure_long_context();
   return first + second;
 }

@@ -1,7 +1,9 @@
 // The C interface by itself: versions, codes, messages, layouts, copies, handles.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -188,6 +190,37 @@ TEST(CApi, WrongArgumentsOfOneRankEndAllRanks) {
   }
   for (std::thread& t : threads) t.join();
   for (ml_group* group : groups) ml_group_destroy(group);
+}
+
+// T-L7: a process ends at once, whether or not its ranks closed what they made, and with their
+// workers still there.
+void make_and_leave(bool close) {
+  ml_group* groups[2] = {};
+  if (ml_group_create_threads(2, 30, groups) != ML_OK) std::exit(1);
+  static std::vector<std::unique_ptr<Deployment>> kept;  // borrowed to the end
+  kept.resize(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto& d = kept[static_cast<std::size_t>(rank)];
+      d = std::make_unique<Deployment>(Deployment::Options{rank, 2, true, true, ML_E4M3});
+      Arguments args(*d);
+      args.context.group = groups[rank];
+      args.context.worker_threads = 2;
+      ml_mono* mono = nullptr;
+      if (args.create(&mono) != ML_OK) std::exit(2);
+      if (close && ml_mono_close(mono) != ML_OK) std::exit(3);
+      ml_mono_destroy(mono);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  std::exit(0);
+}
+
+TEST(CApiDeathTest, TL7ProcessEndsWithAndWithoutClose) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(make_and_leave(true), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(make_and_leave(false), testing::ExitedWithCode(0), "destroyed without close");
 }
 
 }  // namespace

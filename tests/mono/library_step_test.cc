@@ -1,7 +1,9 @@
 // Row expansion and the refusals of a step.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <random>
 
 #include "mono/library_fixture.h"
 #include "mono/library_step.h"
@@ -136,6 +138,109 @@ TEST(LibraryStep, TwoRowsOneSlot) {
   const Status status = expand_step(step.md, kLimits, rows);
   EXPECT_NE(status.to_string().find("rows 0 and 1 both write slot 129"), std::string::npos)
       << status.to_string();
+}
+
+// Random steps, good and bad, against the rules written down once more and read row by row.
+bool accepted_by_the_rules(const ml_step& s) {
+  if (s.token_count < 1 || s.token_count > 16 || s.requests < 1 || s.requests > s.token_count) {
+    return false;
+  }
+  std::vector<std::int64_t> main_written, index_written;
+  std::int64_t row = 0;
+  for (std::int64_t r = 0; r < s.requests; ++r) {
+    const std::int64_t q = s.query_lens[r], length = s.seq_lens[r];
+    if (q < 1 || q > 8 || row + q > s.token_count || length < 0 || length > kLimits.max_context) {
+      return false;
+    }
+    std::vector<bool> live;
+    for (std::int64_t i = row; i < row + q; ++i) {
+      if (s.main_slots[i] < -1 || s.index_slots[i] < -1) return false;
+      live.push_back(length >= q && s.main_slots[i] >= 0 && s.index_slots[i] >= 0);
+    }
+    for (std::int64_t p = 0; length >= q && p < length; ++p) {
+      if (p / 128 >= s.table_width || p / 128 >= s.index_table_width) return false;
+      const std::int32_t a = s.main_table[r * s.table_width + p / 128];
+      const std::int32_t b = s.index_table[r * s.index_table_width + p / 128];
+      if (a < 0 || b < 0 || a >= kBlocks || b >= kBlocks) return false;
+    }
+    for (std::int64_t j = 0; j < q; ++j) {
+      if (!live[static_cast<std::size_t>(j)]) continue;
+      for (std::int64_t k = 0; k + 1 < j; ++k) {  // live, padded, live
+        for (std::int64_t m = k + 1; m < j; ++m) {
+          if (live[static_cast<std::size_t>(k)] && !live[static_cast<std::size_t>(m)]) return false;
+        }
+      }
+      const std::int64_t p = length - q + j;
+      const std::int64_t a = s.main_table[r * s.table_width + p / 128] * 128 + p % 128;
+      const std::int64_t b = s.index_table[r * s.index_table_width + p / 128] * 128 + p % 128;
+      if (s.main_slots[row + j] != a || s.index_slots[row + j] != b) return false;
+      if (std::count(main_written.begin(), main_written.end(), a) != 0 ||
+          std::count(index_written.begin(), index_written.end(), b) != 0) {
+        return false;
+      }
+      main_written.push_back(a);
+      index_written.push_back(b);
+    }
+    row += q;
+  }
+  return true;
+}
+
+TEST(LibraryStep, RandomStepsAreTakenExactlyByTheRules) {
+  std::mt19937_64 random(3);
+  const auto below = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+  };
+  int taken = 0, refused = 0;
+  for (int i = 0; i < 100000; ++i) {
+    const std::int64_t requests = 1 + below(4);
+    std::vector<std::int32_t> lengths;
+    for (std::int64_t r = 0; r < requests; ++r) {
+      lengths.push_back(static_cast<std::int32_t>(below(8) == 0 ? below(4) : 1 + below(256)));
+    }
+    Step step(lengths, static_cast<std::int32_t>(1 + below(4)),
+              static_cast<std::int32_t>(below(3)));
+    std::vector<std::int32_t> queries(static_cast<std::size_t>(requests), step.md.query_len);
+    step.md.query_lens = queries.data();
+    // At most three values become something else.
+    for (std::int64_t n = below(4); n > 0; --n) {
+      const auto pick = [&](auto& values) -> auto& {
+        return values[static_cast<std::size_t>(below(static_cast<std::int64_t>(values.size())))];
+      };
+      switch (below(8)) {
+        case 0:
+          pick(step.main_table) = static_cast<std::int32_t>(below(12) - 2);
+          break;
+        case 1:
+          pick(step.index_table) = static_cast<std::int32_t>(below(12) - 2);
+          break;
+        case 2:
+          pick(step.main_slots) = below(1030) - 3;
+          break;
+        case 3:
+          pick(step.index_slots) = -1;
+          break;
+        case 4:
+          pick(step.seq_lens) = static_cast<std::int32_t>(below(1100) - 20);
+          break;
+        case 5:
+          pick(queries) = static_cast<std::int32_t>(below(10));
+          break;
+        case 6:
+          pick(step.main_slots) = -1;
+          break;
+        default:
+          step.md.token_count -= static_cast<std::int32_t>(below(2));
+          break;
+      }
+    }
+    ExpandedStep rows;
+    const Status status = expand_step(step.md, kLimits, rows);
+    ASSERT_EQ(status.ok(), accepted_by_the_rules(step.md)) << i << ": " << status.to_string();
+    (status.ok() ? taken : refused) += 1;
+  }
+  EXPECT_GT(taken, 20000);
+  EXPECT_GT(refused, 20000);
 }
 
 TEST(LibraryStep, StructSizesAreChecked) {
