@@ -2,13 +2,16 @@
 option(MONOLAYER_ASAN "Address and undefined-behaviour sanitizers" OFF)
 option(MONOLAYER_TSAN "Thread sanitizer" OFF)
 option(MONOLAYER_FUZZ "Build the libFuzzer targets (needs clang)" OFF)
+option(MONOLAYER_CUDA "The CUDA backend for sm_90a (needs nvcc 13)" OFF)
 
 add_library(monolayer_flags INTERFACE)
 target_include_directories(monolayer_flags INTERFACE ${CMAKE_SOURCE_DIR}/src
                                                      ${CMAKE_SOURCE_DIR}/include)
 # -ffp-contract=off: a fused multiply-add happens where the source says fma and nowhere else, so
 # that every compiler and instruction set computes the same bits.
-target_compile_options(monolayer_flags INTERFACE -Wall -Wextra -Wshadow -Werror -ffp-contract=off)
+# Device sources have their own flags (src/backend/cuda).
+target_compile_options(monolayer_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Werror -ffp-contract=off>)
 if(MONOLAYER_ASAN)
   target_compile_options(monolayer_flags INTERFACE -fsanitize=address,undefined
                          -fno-sanitize-recover=all -fno-omit-frame-pointer)

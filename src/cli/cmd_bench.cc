@@ -123,6 +123,9 @@ Status run_bench(const BenchFlags& flags) {
   if (flags.what == "serve")
     return {Code::kUnsupported, "bench serve",
             "needs the server, which is not part of this version"};
+  if (flags.run.backend == "cuda")
+    return {Code::kUnsupported, "--backend",
+            "cuda is timed by bench_cuda_layer (cmake --preset cuda); this runs on cpu"};
   ML_RETURN_IF_ERROR(flags.run.check());
   engine::StepBenchOptions options;
   ML_ASSIGN_OR_RETURN(options.contexts, numbers("--contexts", flags.contexts, 1, 1 << 30));

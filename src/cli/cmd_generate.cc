@@ -119,6 +119,7 @@ Status run_generate(const GenerateFlags& flags) {
   options.max_context = context;
 
   engine::NativeRunOptions run_options;
+  run_options.backend = flags.run.backend;
   run_options.threads = static_cast<int>(flags.run.threads);
   run_options.kv_cache_dtype = flags.run.kv_cache_dtype;
   run_options.context_tokens = context;
@@ -136,7 +137,7 @@ Status run_generate(const GenerateFlags& flags) {
     print_configuration({{"model", model->folder},
                          {"path", flags.run.path},
                          {"tensor_parallel_size", flags.run.tensor_parallel_size},
-                         {"backend", "cpu"},
+                         {"backend", flags.run.backend},
                          {"kernel", std::string(run->tiles().name)},
                          {"threads", run->team().size()},
                          {"kv_cache_dtype", flags.run.kv_cache_dtype},
@@ -162,6 +163,7 @@ Status run_generate(const GenerateFlags& flags) {
   if (flags.quiet && !flags.json) return ok_status();
   engine::RunReport summary = engine::run_report(std::move(model), std::move(run), report);
   summary.requested_path = flags.run.path;
+  summary.backend = flags.run.backend;
   summary.ranks = static_cast<int>(flags.run.tensor_parallel_size);
   if (flags.json) {
     nlohmann::json json = engine::run_report_json(summary);

@@ -46,6 +46,7 @@ Status run_trace(const TraceFlags& flags) {
         });
   }
   engine::NativeRunOptions options;
+  options.backend = flags.run.backend;
   options.threads = static_cast<int>(flags.run.threads);
   options.kv_cache_dtype = flags.run.kv_cache_dtype;
   options.context_tokens = tokens;

@@ -28,8 +28,6 @@ void RunFlags::add(Flags& flags, CLI::App& app, std::vector<std::string> paths, 
 }
 
 Status RunFlags::check() const {
-  if (backend == "cuda")
-    return {Code::kUnsupported, "--backend", "cuda is not part of this version; it runs on cpu"};
   const std::int64_t ranks = tensor_parallel_size;
   if (ranks != 1 && ranks != 2 && ranks != 4 && ranks != 8)
     return {Code::kUnsupported, "--tensor-parallel-size",

@@ -4,6 +4,9 @@
 #include <utility>
 
 #include "backend/cpu/ranked.h"
+#ifdef MONOLAYER_CUDA
+#include "backend/cuda/native.h"
+#endif
 #include "engine/memory_check.h"
 
 namespace monolayer::engine {
@@ -18,6 +21,30 @@ Result<cpu::CacheOptions> cache_options(const std::string& kv_cache_dtype) {
   return Status(Code::kUnsupported, "--kv-cache-dtype",
                 "'" + kv_cache_dtype + "' is not one of auto, bf16, fp8, fp8_e4m3");
 }
+
+namespace {
+
+#ifdef MONOLAYER_CUDA
+Result<std::unique_ptr<cpu::Native>> cuda_native(const m3::ModelConfig& config,
+                                                 const m3::ModelWeights& weights,
+                                                 const NativeRunOptions& options) {
+  if (options.ranks > 1)
+    return Status(Code::kUnsupported, "--tensor-parallel-size",
+                  "is " + std::to_string(options.ranks) + "; cuda runs on 1 device");
+  cuda::NativeOptions native;
+  native.path = options.path == "mono" ? cuda::Path::kMono : cuda::Path::kNative;
+  return cuda::create_native(config, weights, native);
+}
+#else
+Result<std::unique_ptr<cpu::Native>> cuda_native(const m3::ModelConfig& /*config*/,
+                                                 const m3::ModelWeights& /*weights*/,
+                                                 const NativeRunOptions& /*options*/) {
+  return Status(Code::kUnsupported, "--backend",
+                "cuda is not part of this build (cmake --preset cuda has it); it runs on cpu");
+}
+#endif
+
+}  // namespace
 
 Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
                                                    const NativeRunOptions& options) {
@@ -47,7 +74,9 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
   const std::int64_t pages = (options.context_tokens + m3::kPageTokens - 1) / m3::kPageTokens;
   ML_ASSIGN_OR_RETURN(run->pool_, cpu::CachePool::create(model.config, cache, pages));
   const cpu::NativeOptions chain{.tiles = run->tiles_, .fused = options.path != "native"};
-  if (options.ranks > 1) {
+  if (options.backend == "cuda") {
+    ML_ASSIGN_OR_RETURN(run->native_, cuda_native(model.config, run->weights_, options));
+  } else if (options.ranks > 1) {
     // The ranks have pools of their own; this one stays untouched, so it is never resident.
     ML_ASSIGN_OR_RETURN(
         run->native_,

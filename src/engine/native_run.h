@@ -23,7 +23,8 @@ namespace monolayer::engine {
 Result<cpu::CacheOptions> cache_options(const std::string& kv_cache_dtype);
 
 struct NativeRunOptions {
-  int threads = 0;  // 0: one per physical core
+  std::string backend = "cpu";  // or "cuda", if this build has it; there "auto" is "native"
+  int threads = 0;              // 0: one per physical core
   std::string kv_cache_dtype = "auto";
   std::int64_t context_tokens = 0;       // what the caches must hold
   std::string context_flag = "context";  // named when it does not fit

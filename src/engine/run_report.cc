@@ -133,7 +133,7 @@ nlohmann::json run_report_json(const RunReport& report) {
           {"path_reason", path_reason(report)},
           {"mono_steps", report.paths.mono},
           {"native_steps", report.paths.native},
-          {"backend", "cpu"},
+          {"backend", report.backend},
           {"tensor_parallel_size", report.ranks},
           {"kernel", report.kernel},
           {"threads", report.threads},
@@ -157,8 +157,9 @@ std::string run_report_text(const RunReport& report) {
   const GenerateReport& g = report.generation;
   std::string text = "path: ";
   text += path_name(report);
-  text += " on cpu (" + path_reason(report) + "), " + report.kernel + " kernels, " +
-          std::to_string(report.threads) + (report.threads == 1 ? " thread" : " threads");
+  text += " on " + report.backend + " (" + path_reason(report) + "), " + report.kernel +
+          " kernels, " + std::to_string(report.threads) +
+          (report.threads == 1 ? " thread" : " threads");
   if (report.ranks > 1) text += " over " + std::to_string(report.ranks) + " ranks";
   text += '\n';
   text += "prompt: " + std::to_string(g.prompt_tokens) + " tokens, " +

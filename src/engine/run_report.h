@@ -15,6 +15,7 @@ namespace monolayer::engine {
 
 struct RunReport {
   std::string requested_path = "auto";
+  std::string backend = "cpu";
   std::string kernel;  // instruction set of the tile functions
   std::string threads_note;
   int threads = 0;

@@ -13,9 +13,11 @@ ALLOWED = {
     "tp": {"core"},
     "mono": {"core", "checkpoint", "text", "tp", "m3"},
     "backend/cpu": {"core", "checkpoint", "tp", "m3", "mono"},
+    "backend/cuda": {"core", "checkpoint", "m3", "backend/cpu"},
     "dispatch": {"core", "checkpoint", "tp", "m3", "mono", "backend/cpu"},
     "api": {"core", "tp", "m3", "mono", "backend/cpu"},
-    "engine": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "dispatch"},
+    "engine": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "backend/cuda",
+               "dispatch"},
     "cli": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "dispatch", "engine"},
 }
 MAX_LINES = 600
@@ -32,7 +34,7 @@ def check(src):
     for folder in ALLOWED:
         if (src / folder).is_dir() and not (src / folder / "README.md").is_file():
             problems.append(f"src/{folder}: no README.md")
-    for file in sorted([*src.rglob("*.h"), *src.rglob("*.cc")]):
+    for file in sorted([*src.rglob("*.h"), *src.rglob("*.cc"), *src.rglob("*.cu"), *src.rglob("*.cuh")]):
         relative = file.relative_to(src).as_posix()
         room = room_of(relative)
         if room is None:

@@ -1,0 +1,77 @@
+// Exact decoding of stored values to pairs of BF16, by bit placement.
+//
+// E2M1 codes land in the low exponent bits of a BF16 and E4M3 codes in the low ones of another, so
+// that a decoded weight is its value times a power of two; BF16 subnormals are honoured by the
+// tensor cores and every code is exact. Activations carry kActivationScale to keep products in the
+// middle of float32's range, and the sums are multiplied by the opposite power at the end.
+#pragma once
+
+#include "backend/cuda/device/ptx.cuh"
+
+namespace monolayer::cuda {
+
+inline constexpr float kActivationScale = 0x1p64F;
+inline constexpr float kPostBF16 = 0x1p-64F;
+inline constexpr float kPostE4M3 = 0x1p56F;  // weights arrive as value * 2^-120
+inline constexpr float kPostE2M1 = 0x1p62F;  // weights arrive as value * 2^-126
+
+// Eight nibbles to the four registers of one 16 x 16 fragment. Low half of register r: sign,
+// exponent, exponent, mantissa at bits 15,8,7,6 of the word shifted left by 3 r; the last register
+// takes the bits between. The high half repeats it 16 bits up (backend/cuda/pack.cc is the inverse).
+__device__ __forceinline__ void decode_e2m1(std::uint32_t w, std::uint32_t (&a)[4]) {
+  a[0] = w & 0x81C081C0U;
+  a[1] = (w << 3) & 0x81C081C0U;
+  a[2] = (w << 6) & 0x81C081C0U;
+  a[3] = ((w >> 4) & 0x00C000C0U) | ((w >> 5) & 0x01000100U) | ((w << 1) & 0x80008000U);
+}
+
+// Four E4M3 bytes to two registers: bytes 0 and 2, bytes 1 and 3.
+__device__ __forceinline__ void decode_e4m3(std::uint32_t w, std::uint32_t& even,
+                                            std::uint32_t& odd) {
+  even = ((w << 4) & 0x07F007F0U) | ((w << 8) & 0x80008000U);
+  odd = ((w >> 4) & 0x07F007F0U) | (w & 0x80008000U);
+}
+
+// E8M0 scales of a tile's two rows and two groups of a lane.
+__device__ __forceinline__ void decode_scales(std::uint32_t s, float (&f)[4]) {
+  f[0] = __uint_as_float((s << 23) & 0x7F800000U);
+  f[1] = __uint_as_float((s << 15) & 0x7F800000U);
+  f[2] = __uint_as_float((s << 7) & 0x7F800000U);
+  f[3] = __uint_as_float((s >> 1) & 0x7F800000U);
+}
+
+// Eight consecutive cached values (bytes of E4M3, or BF16) as four pairs; E4M3 times 2^-120.
+__device__ __forceinline__ void load_octet(const unsigned char* p, bool fp8, std::uint32_t (&r)[4]) {
+  if (fp8) {
+    const uint2 v = __ldcg(reinterpret_cast<const uint2*>(p));
+    decode_e4m3(__byte_perm(v.x, 0, 0x3120), r[0], r[1]);
+    decode_e4m3(__byte_perm(v.y, 0, 0x3120), r[2], r[3]);
+  } else {
+    const uint4 v = load_l2(p);
+    r[0] = v.x;
+    r[1] = v.y;
+    r[2] = v.z;
+    r[3] = v.w;
+  }
+}
+
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+  const bf16x2 v = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&v);
+}
+__device__ __forceinline__ float2 unpack_bf16(std::uint32_t v) {
+  return {__uint_as_float(v << 16), __uint_as_float(v & 0xFFFF0000U)};
+}
+// Exact: a power of two.
+__device__ __forceinline__ std::uint32_t scale_up(std::uint32_t v) {
+  const float2 f = unpack_bf16(v);
+  return pack_bf16(f.x * kActivationScale, f.y * kActivationScale);
+}
+__device__ __forceinline__ uint4 scale_up(uint4 v) {
+  return {scale_up(v.x), scale_up(v.y), scale_up(v.z), scale_up(v.w)};
+}
+__device__ __forceinline__ float round_bf16(float x) {
+  return __bfloat162float(__float2bfloat16_rn(x));
+}
+
+}  // namespace monolayer::cuda

@@ -1,0 +1,151 @@
+// Activation rows: the norm, copies into shared memory, the shared exponential.
+#pragma once
+
+#include "backend/cpu/tiles_exp.h"
+#include "backend/cuda/device/gemv.cuh"
+
+namespace monolayer::cuda {
+
+// The exponential of docs/numerics.md.
+__device__ __forceinline__ float exponential(float x) {
+  namespace k = cpu::exp_constants;
+  x = x < k::kLow ? k::kLow : x;
+  x = x > k::kHigh ? k::kHigh : x;
+  const float rounded = fmaf(x, k::kLog2E, k::kRound);
+  const float n = rounded - k::kRound;
+  float r = fmaf(n, -k::kLn2High, x);
+  r = fmaf(n, -k::kLn2Low, r);
+  float q = fmaf(k::kQ4, r, k::kQ3);
+  q = fmaf(q, r, k::kQ2);
+  q = fmaf(q, r, k::kQ1);
+  q = fmaf(q, r, k::kQ0);
+  const float p = fmaf(r * r, q, r) + 1.0F;
+  const int power = __float_as_int(rounded) - __float_as_int(k::kRound);
+  const int first = power >> 1;
+  const auto power_of_two = [](int e) {
+    return __uint_as_float(static_cast<std::uint32_t>(e + 127) << 23);
+  };
+  return (p * power_of_two(first)) * power_of_two(power - first);
+}
+__device__ __forceinline__ float sigmoid(float x) {
+  return __fdiv_rn(1.0F, 1.0F + exponential(-x));
+}
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xFFFFFFFFU, v, d);
+  return v;
+}
+
+// Padding columns meet zero weights and must be finite.
+__device__ __forceinline__ void clear_rows(Context& c, const Layout& layout, int rows) {
+  if (!layout.padded()) return;
+  for (int i = c.thread; i < rows * layout.row_bytes / 16; i += kThreads) {
+    reinterpret_cast<uint4*>(c.x)[i] = {0, 0, 0, 0};
+  }
+  sync(c);
+}
+
+__device__ __forceinline__ float squares(uint4 v, float sum) {
+  const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 f = unpack_bf16(words[i]);
+    sum = fmaf(f.x, f.x, sum);
+    sum = fmaf(f.y, f.y, sum);
+  }
+  return sum;
+}
+// (x * factor) * (1 + w), rounded to BF16.
+__device__ __forceinline__ uint4 scale_by_norm(uint4 v, uint4 w, float factor) {
+  const auto pair = [factor](std::uint32_t a, std::uint32_t b) {
+    const float2 f = unpack_bf16(a);
+    const float2 g = unpack_bf16(b);
+    return pack_bf16((f.x * factor) * (1.0F + g.x), (f.y * factor) * (1.0F + g.y));
+  };
+  return {pair(v.x, w.x), pair(v.y, w.y), pair(v.z, w.z), pair(v.w, w.w)};
+}
+
+// Normalises rows row_of(0..n-1) of `from` [*, hidden] into staged rows 0..n-1. The sum of squares:
+// thread t takes columns 8 t + 2048 k in ascending order, then lanes in halves, then the eight warps
+// in the fixed tree. `out`, if given, takes the unscaled rows too.
+struct Rows {
+  int first;
+  const std::int32_t* list;  // null: rows first, first + 1, ...
+  __device__ int operator()(int i) const { return list != nullptr ? list[first + i] : first + i; }
+};
+__device__ __noinline__ void stage_norm(Context& c, Layout layout, const std::uint16_t* from,
+                                        const std::uint16_t* weight, int n, Rows row_of,
+                                        std::uint16_t* out) {
+  constexpr int kVectors = kMaxHidden / (kThreads * 8);
+  const int hidden = c.p.shape.hidden;
+  const int vectors = hidden / 8;
+  sync(c);  // whoever still reads x
+  clear_rows(c, layout, n);
+  for (int first = 0; first < n; first += 4) {
+    uint4 v[4][kVectors];
+    float sum[4] = {};
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int row = first + r < n ? row_of(first + r) : 0;
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        const int at = c.thread + k * kThreads;
+        v[r][k] = {0, 0, 0, 0};
+        if (first + r < n && at < vectors) {
+          v[r][k] = load_l2(from + static_cast<std::int64_t>(row) * hidden + at * 8);
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) sum[r] = squares(v[r][k], sum[r]);
+      sum[r] = warp_sum(sum[r]);
+      if (c.lane == 0) c.s.sums[c.norm_turn][r][c.warp] = sum[r];
+    }
+    sync(c);
+    float factor[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const float* parts = c.s.sums[c.norm_turn][r];
+      const float total = add_parts(kWarps, [&](int i) { return parts[i]; });
+      factor[r] = __fdiv_rn(
+          1.0F, __fsqrt_rn(__fdiv_rn(total, static_cast<float>(hidden)) + c.p.shape.eps));
+    }
+    c.norm_turn ^= 1;
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      const int at = c.thread + k * kThreads;
+      if (at >= vectors) continue;
+      const uint4 w = __ldg(reinterpret_cast<const uint4*>(weight) + at);
+      unsigned char* to = c.x + layout.at(at * 8);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        if (first + r >= n) continue;
+        const uint4 y = scale_by_norm(v[r][k], w, factor[r]);
+        *reinterpret_cast<uint4*>(to + (first + r) * layout.row_bytes) = scale_up(y);
+        if (out != nullptr) {
+          *reinterpret_cast<uint4*>(out + static_cast<std::int64_t>(row_of(first + r)) * hidden +
+                                    at * 8) = y;
+        }
+      }
+    }
+  }
+  sync(c);
+}
+
+// Copies BF16 rows at(0..n-1), layout.cols values each, into staged rows first..first+n-1. The
+// caller synchronises around it.
+template <typename A>
+__device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int first, int n, A&& at) {
+  const int vectors = layout.cols / 8;
+  for (int i = c.thread; i < n * vectors; i += kThreads) {
+    const int row = i / vectors;
+    const int vector = i % vectors;
+    *reinterpret_cast<uint4*>(c.x + (first + row) * layout.row_bytes + layout.at(vector * 8)) =
+        scale_up(load_l2(at(row) + vector * 8));
+  }
+}
+
+}  // namespace monolayer::cuda

@@ -1,0 +1,25 @@
+// Launching the kernels; everything a host file needs to know of them.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "backend/cuda/params.h"
+
+namespace monolayer::cuda {
+
+// Sets x_bytes, slots and in_flight for `rows` rows of activations of `row_bytes` each (staged,
+// with padding) beside `fixed_x_bytes` that every step needs; false if they do not fit.
+bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, Params& params);
+// Dynamic shared memory of a launch with these parameters.
+int shared_memory(const Params& params);
+
+// Once per device, before any launch: shared memory limits of every kernel.
+cudaError_t prepare_kernels(int shared_limit);
+// Blocks of the fused kernel that fit on one multiprocessor with this much shared memory.
+cudaError_t fused_occupancy(int shared_bytes, int* blocks);
+
+cudaError_t launch_stage(Stage stage, const Params& params, int blocks, cudaStream_t stream);
+// Cooperative: fails instead of hanging if the blocks cannot all be resident.
+cudaError_t launch_fused(const Params& params, int blocks, cudaStream_t stream);
+
+}  // namespace monolayer::cuda

@@ -1,0 +1,53 @@
+// A model's weights on the device, repacked once.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/cpu/cache.h"
+#include "backend/cuda/device_memory.h"
+#include "backend/cuda/params.h"
+#include "core/status.h"
+#include "m3/config.h"
+#include "m3/weights.h"
+
+namespace monolayer::cuda {
+
+class DeviceModel {
+ public:
+  // Packs and uploads everything. kUnsupported naming tensor or field and limit.
+  static Result<std::unique_ptr<DeviceModel>> create(const m3::ModelConfig& config,
+                                                     const m3::ModelWeights& weights);
+
+  const std::vector<Layer>& layers() const { return layers_; }  // without caches
+  const Matrix& lm_head() const { return lm_head_; }
+  const std::uint16_t* embed() const { return embed_; }
+  const std::uint16_t* final_norm() const { return final_norm_; }
+  // Largest staged row of each kind: normed rows, attended rows, expert activations.
+  int hidden_row_bytes() const { return hidden_row_; }
+  int other_row_bytes() const { return other_row_; }
+  std::int64_t weight_bytes() const { return weight_bytes_; }
+
+ private:
+  DeviceModel() = default;
+  Status build(const m3::ModelConfig& config, const m3::ModelWeights& weights);
+  Result<void*> upload(const void* data, std::size_t bytes, const char* what);
+  template <typename T>
+  Status upload_vector(const TensorView& tensor, const T*& out);
+  struct Rows;
+  Result<Matrix> upload_matrix(const std::vector<const QuantizedMatrix*>& parts, bool router);
+  Result<Matrix> upload_gate_up(const std::vector<const m3::MlpWeights*>& experts);
+  Result<Matrix> upload_down(const std::vector<const m3::MlpWeights*>& experts);
+
+  std::vector<DeviceBuffer> buffers_;
+  std::vector<Layer> layers_;
+  Matrix lm_head_;
+  const std::uint16_t *embed_ = nullptr, *final_norm_ = nullptr;
+  int hidden_row_ = 0, other_row_ = 0;
+  std::int64_t weight_bytes_ = 0;
+};
+
+// Bytes of a staged row of this matrix's activations (device/gemv.cuh).
+int staged_row_bytes(const Matrix& m);
+
+}  // namespace monolayer::cuda

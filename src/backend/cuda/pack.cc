@@ -1,0 +1,218 @@
+#include "backend/cuda/pack.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "core/dtype.h"
+
+namespace monolayer::cuda {
+namespace {
+
+template <typename T>
+T load(const std::byte* p) {
+  T value;
+  std::memcpy(&value, p, sizeof value);
+  return value;
+}
+
+int tile_columns(Format format) { return format == Format::kMXFP4 ? 64 : 32; }
+int planes(Format format) { return format == Format::kF32 ? 3 : 1; }
+int tile_bytes(Format format) {
+  switch (format) {
+    case Format::kE4M3:
+      return 512;
+    case Format::kMXFP4:
+      return 544;
+    default:
+      return 1024;
+  }
+}
+
+// First column of a part.
+std::int64_t part_begin(const Matrix& m, int part) {
+  const std::int64_t units = (m.cols + 31) / 32;
+  return std::min<std::int64_t>(part * units / m.parts * 32, m.cols);
+}
+
+// One tile's source: 16 rows, columns [begin, end) present, zeros after.
+struct TileSource {
+  const StoredRow* rows;
+  std::int64_t begin, end;
+
+  bool has(int row, int column) const {
+    return rows[row].data != nullptr && begin + column < end;
+  }
+  std::uint32_t nibble(int row, int column) const {
+    if (!has(row, column)) return 0;
+    const std::int64_t c = begin + column;
+    const auto byte = static_cast<std::uint32_t>(rows[row].data[c / 2]);
+    return byte >> (c % 2 * 4) & 15U;
+  }
+  std::uint32_t byte(int row, int column) const {
+    return has(row, column) ? static_cast<std::uint32_t>(rows[row].data[begin + column]) : 0;
+  }
+  std::uint16_t bf16(int row, int column) const {
+    return has(row, column) ? load<std::uint16_t>(rows[row].data + (begin + column) * 2)
+                            : std::uint16_t{0};
+  }
+  // Plane p of an F32: three BF16 values that add up to it exactly.
+  std::uint16_t plane(int row, int column, int p) const {
+    if (!has(row, column)) return 0;
+    float rest = load<float>(rows[row].data + (begin + column) * 4);
+    for (int i = 0; i < p; ++i) rest -= round_bf16(rest);
+    return f32_to_bf16(rest);
+  }
+  std::uint8_t scale(int row, int group) const {
+    if (!has(row, group * 32)) return 127;
+    return rows[row].scales[(begin + group * 32) / 32];
+  }
+};
+
+// Bits of an E2M1 code in half `half` of register r (device/decode.cuh).
+std::uint32_t place_e2m1(std::uint32_t code, int r, int half) {
+  constexpr int kBits[4][4] = {{15, 8, 7, 6}, {12, 5, 4, 3}, {9, 2, 1, 0}, {14, 13, 11, 10}};
+  std::uint32_t word = 0;
+  for (int i = 0; i < 4; ++i) {
+    word |= (code >> (3 - i) & 1U) << (kBits[r][i] + 16 * half);
+  }
+  return word;
+}
+
+void store_word(unsigned char* out, std::uint32_t word) { std::memcpy(out, &word, sizeof word); }
+
+// Registers 0..3 of a 16 x 16 fragment are (row, first pair), (row + 8, first), (row, second),
+// (row + 8, second).
+void pack_mxfp4(const TileSource& in, unsigned char* out) {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int w = 0; w < 4; ++w) {
+      const int column = w / 2 * 32 + lane % 4 * 8 + w % 2 * 4;
+      std::uint32_t word = 0;
+      for (int r = 0; r < 4; ++r) {
+        for (int half = 0; half < 2; ++half) {
+          word |= place_e2m1(in.nibble(lane / 4 + r % 2 * 8, column + r / 2 * 2 + half), r, half);
+        }
+      }
+      store_word(out + lane * 16 + w * 4, word);
+    }
+  }
+  for (int row = 0; row < 8; ++row) {
+    for (int i = 0; i < 4; ++i) out[512 + row * 4 + i] = in.scale(row + i / 2 * 8, i % 2);
+  }
+}
+
+void pack_e4m3(const TileSource& in, unsigned char* out) {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int w = 0; w < 4; ++w) {
+      const int row = lane / 4 + w % 2 * 8;
+      const int column = lane % 4 * 8 + w / 2 * 4;
+      store_word(out + lane * 16 + w * 4,
+                 in.byte(row, column) | in.byte(row, column + 2) << 8 |
+                     in.byte(row, column + 1) << 16 | in.byte(row, column + 3) << 24);
+    }
+  }
+}
+
+template <typename V>
+void pack_bf16(V&& value, unsigned char* out) {
+  for (int half = 0; half < 2; ++half) {
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int r = 0; r < 4; ++r) {
+        const int row = lane / 4 + r % 2 * 8;
+        const int column = lane % 4 * 8 + half * 4 + r / 2 * 2;
+        const std::uint32_t low = value(row, column);
+        const std::uint32_t high = value(row, column + 1);
+        store_word(out + half * 512 + lane * 16 + r * 4, low | high << 16);
+      }
+    }
+  }
+}
+
+void pack_tile(Format format, const TileSource& in, int plane, unsigned char* out) {
+  switch (format) {
+    case Format::kMXFP4:
+      return pack_mxfp4(in, out);
+    case Format::kE4M3:
+      return pack_e4m3(in, out);
+    case Format::kBF16:
+      return pack_bf16([&](int row, int column) { return in.bf16(row, column); }, out);
+    case Format::kF32:
+      return pack_bf16([&](int row, int column) { return in.plane(row, column, plane); }, out);
+  }
+}
+
+Matrix sizes(Format format, std::int64_t rows, std::int64_t cols, int parts, bool router) {
+  Matrix m;
+  m.format = format;
+  m.row_groups = static_cast<std::int32_t>((rows + 15) / 16);
+  m.cols = static_cast<std::int32_t>(cols);
+  m.parts = parts;
+  const std::int64_t units = (cols + 31) / 32;
+  const std::int64_t widest = (units + parts - 1) / parts * 32;
+  const int columns = tile_columns(format);
+  const auto tiles = static_cast<int>((widest + columns - 1) / columns);
+  m.part_cols = tiles * columns;
+  m.tile_bytes = tile_bytes(format);
+  if (router) {
+    m.chunks = 1;
+    m.steps = tiles * planes(format);
+  } else {
+    m.steps = m.tile_bytes > 600 ? 2 : 4;
+    while (tiles % m.steps != 0) --m.steps;
+    m.chunks = tiles / m.steps;
+  }
+  m.group_bytes =
+      static_cast<std::int64_t>(m.parts) * m.chunks * m.steps * m.tile_bytes;
+  return m;
+}
+
+}  // namespace
+
+Result<Format> pack_format(const QuantizedMatrix& matrix) {
+  switch (matrix.format) {
+    case WeightFormat::kMXFP4:
+      return Format::kMXFP4;
+    case WeightFormat::kFP8PerChannel:
+      return Format::kE4M3;
+    case WeightFormat::kPlain:
+      if (matrix.weight.dtype == DType::kBF16) return Format::kBF16;
+      if (matrix.weight.dtype == DType::kF32) return Format::kF32;
+      break;
+    default:
+      break;
+  }
+  return Status(Code::kUnsupported, std::string(matrix.weight.name),
+                "the CUDA kernels take BF16, MXFP4 and FP8 per channel (routers also F32)");
+}
+
+Matrix describe(Format format, std::int64_t rows, std::int64_t cols, int parts) {
+  return sizes(format, rows, cols, parts, false);
+}
+
+Matrix describe_router(Format format, std::int64_t rows, std::int64_t cols, int parts) {
+  return sizes(format, rows, cols, parts, true);
+}
+
+void pack(const Matrix& m, const std::function<StoredRow(std::int64_t)>& row, unsigned char* out) {
+  const int tiles_a_part = m.chunks * m.steps / planes(m.format);
+  for (std::int64_t group = 0; group < m.row_groups; ++group) {
+    StoredRow rows[16];
+    for (int i = 0; i < 16; ++i) rows[i] = row(group * 16 + i);
+    unsigned char* to = out + group * m.group_bytes;
+    for (int part = 0; part < m.parts; ++part) {
+      const std::int64_t begin = part_begin(m, part);
+      const std::int64_t end = part_begin(m, part + 1);
+      for (int tile = 0; tile < tiles_a_part; ++tile) {
+        const TileSource in{rows, begin + tile * tile_columns(m.format), end};
+        for (int plane = 0; plane < planes(m.format); ++plane) {
+          const int at = tile * planes(m.format) + plane;
+          const std::int64_t place =
+              (static_cast<std::int64_t>(at / m.steps) * m.parts + part) * m.steps + at % m.steps;
+          pack_tile(m.format, in, plane, to + place * m.tile_bytes);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace monolayer::cuda

@@ -1,0 +1,143 @@
+// What host and device share: plain data, borrowed device pointers. BF16 values are bit patterns
+// in std::uint16_t; every shape is stated where it is declared.
+#pragma once
+
+#include <cstdint>
+
+namespace monolayer::cuda {
+
+inline constexpr int kMaxRows = 16;      // rows of one step of the kernels
+inline constexpr int kColumns = 8;       // activation columns of one pass over a matrix
+inline constexpr int kWarps = 8;         // that compute; one more feeds them
+inline constexpr int kThreads = kWarps * 32;
+inline constexpr int kMaxExperts = 128;
+inline constexpr int kMaxChosen = 8;     // experts of a row
+inline constexpr int kMaxHidden = 6144;
+inline constexpr int kMaxRotary = 128;
+inline constexpr int kMaxTopBlocks = 32;
+inline constexpr int kSlotBytes = 8 * 4 * 544;  // a slot of the ring: eight warps' share of a chunk
+inline constexpr int kRouterChunk = 16;         // tiles of a router chunk
+inline constexpr int kPageTokens = 128;
+
+enum class Format : std::int32_t {
+  kBF16,    // tile: 16 rows x 32 columns, 1024 bytes
+  kF32,     // three BF16 planes whose sum is exact, three tiles for the same columns
+  kE4M3,    // 16 x 32, 512 bytes; one float32 factor per row
+  kMXFP4,   // 16 x 64, 512 bytes and 32 of E8M0 scales
+};
+
+// A repacked matrix (layout version 1, backend/cuda/pack.h): row groups of 16 rows; inside a group
+// chunks, inside a chunk the `parts` of K, inside a part `steps` tiles.
+struct Matrix {
+  const unsigned char* data = nullptr;
+  const float* row_scale = nullptr;  // [16 * row_groups], E4M3 only
+  Format format = Format::kBF16;
+  std::int32_t row_groups = 0;
+  std::int32_t cols = 0;   // of K, unpadded
+  std::int32_t parts = 0;  // fixed eighths of K held here: 8, or fewer on one rank of a group
+  std::int32_t part_cols = 0;  // padded columns of a part
+  std::int32_t chunks = 0, steps = 0, tile_bytes = 0;
+  std::int64_t group_bytes = 0;  // of one row group
+};
+
+struct Layer {
+  Matrix qkv;  // q, k, v (and index q, index k) one after the other
+  Matrix o;
+  Matrix router;                 // row groups x parts x tiles
+  Matrix gate_up, down;          // of routed expert 0; a row group of gate_up is 8 gate, 8 up rows
+  std::int64_t gate_up_stride = 0, down_stride = 0;  // bytes from one expert to the next
+  Matrix shared_gate_up, shared_down;                // the shared expert, or the dense MLP
+  const std::uint16_t *input_norm = nullptr, *post_norm = nullptr;  // [hidden]
+  const std::uint16_t *q_norm = nullptr, *k_norm = nullptr;         // [head_dim]
+  const std::uint16_t *index_q_norm = nullptr, *index_k_norm = nullptr;
+  const float* router_bias = nullptr;  // [experts] or null
+  unsigned char *k_cache = nullptr, *v_cache = nullptr;  // [page][kv head][128][head_dim]
+  unsigned char* index_cache = nullptr;                  // [page][128][index_dim]
+  std::int32_t sparse = 0, moe = 0, shared = 0;
+};
+
+struct Shape {
+  std::int32_t hidden, heads, kv_heads, group, head_dim, rotary;
+  std::int32_t index_heads, index_dim, block_size, topk, init_blocks, local_blocks;
+  std::int32_t experts, chosen, expert_width, mid_width, vocab;
+  std::int32_t q_at, k_at, v_at, index_q_at, index_k_at, projected;  // columns of the projections
+  std::int32_t kv_fp8, index_fp8;
+  float eps, routed_scale, alpha, limit, beta;
+  float k_scale, v_scale, index_scale, score_scale;
+};
+
+// One step of up to 16 rows, uploaded before each launch.
+struct Step {
+  std::int32_t rows, logit_rows, score;  // score: some row has more blocks than it may attend to
+  std::int32_t max_groups;               // most groups of 16 keys any row sees
+  std::int32_t max_chunks[2];            // most key chunks of any row: dense, sparse layers
+  std::int32_t token[kMaxRows], position[kMaxRows], table[kMaxRows], logit_row[kMaxRows];
+  float rope[kMaxRows][kMaxRotary];  // cosines, then sines
+};
+
+// The experts of a step's rows. Slots are (row, expert) pairs, passes up to 8 slots of one expert.
+struct Table {
+  std::int32_t shared_passes, passes, slots;
+  std::int16_t expert[kMaxRows * (kMaxChosen + 1)];  // of a pass; -1: shared expert or dense MLP
+  std::int16_t first[kMaxRows * (kMaxChosen + 1)];   // slot
+  std::int16_t count[kMaxRows * (kMaxChosen + 1)];
+  std::int32_t slot_row[kMaxRows * (kMaxChosen + 1)];
+  float slot_weight[kMaxRows * (kMaxChosen + 1)];
+  std::int32_t chosen[kMaxRows][kMaxChosen];  // ascending
+};
+
+// What the first wait that gave up saw.
+struct Record {
+  std::uint32_t set, block, layer, stage, expected, seen;
+};
+
+enum Stage : int {
+  kEmbed,
+  kQkv,
+  kHeads,
+  kScore,
+  kAttend,
+  kMerge,
+  kOutput,
+  kRouter,
+  kGateUp,
+  kDown,
+  kHead,
+  kStages
+};
+
+struct Params {
+  Shape shape;
+  const Layer* layers;
+  const Step* step;
+  const std::int32_t* pages;  // tables, table_stride entries each
+  std::int32_t table_stride;
+  const std::uint16_t* embed;       // [vocab, hidden]
+  const std::uint16_t* final_norm;  // [hidden]
+  Matrix lm_head;
+
+  std::uint16_t *hidden, *middle;  // [rows, hidden], residual stream before and after attention
+  std::uint16_t* normed;           // [rows, hidden], after the final norm
+  float* projected;                // [rows, projected]
+  std::uint16_t* q;                // [rows, heads, head_dim]
+  std::uint16_t* index_q;          // [rows, index_heads, index_dim]
+  float* scores;                   // [rows, index_heads, score_stride], one per 16 keys
+  std::int32_t* block_ids;         // [rows, index_heads, topk]
+  float* partials;                 // [rows, kv_heads, max_chunks, group, head_dim + 2]
+  std::uint16_t* attended;         // [rows, heads * head_dim]
+  float* router;                   // [parts, rows, 16 * row groups]
+  std::uint16_t* mid;              // [slots, mid_width]
+  Table* table;
+  float* logits;  // [logit_rows, vocab]
+  std::int32_t score_stride, max_chunks;
+
+  std::int32_t first_layer, last_layer;  // of a run
+  std::int32_t x_bytes, slots, in_flight;
+  std::uint32_t* barrier;  // counter, zero at launch
+  Record* record;
+  std::uint64_t deadline_ns;
+  std::int32_t stall_block;  // tests: this block never arrives; -1: none
+  std::uint32_t* stamps;     // [layers of the run, stages, 2, blocks] SM clocks, or null
+};
+
+}  // namespace monolayer::cuda

@@ -1,0 +1,236 @@
+// The CUDA chain on a device: against the reference cases, against the CPU's greedy text, and
+// against itself, bit for bit: any chunking, graphs or plain launches, native or fused.
+#include <gtest/gtest.h>
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "backend/cuda/native.h"
+#include "backend_cpu/native_harness.h"
+#include "m3/reference.h"
+#include "oracle_case.h"
+
+namespace monolayer::test {
+namespace {
+
+bool no_device() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0;
+}
+
+struct DeviceOutput {
+  std::vector<float> logits;  // of every row
+  Recorder trace;
+};
+
+class Device {
+ public:
+  Device(const m3::ModelConfig& config, const m3::ModelWeights& weights,
+         const cpu::CacheOptions& cache, const cuda::NativeOptions& options)
+      : config_(config) {
+    auto pool = cpu::CachePool::create(config, cache, 64);
+    EXPECT_TRUE(pool.ok());
+    pool_ = std::move(pool).value();
+    auto native = cuda::create_native(config, weights, options);
+    EXPECT_TRUE(native.ok()) << native.status().to_string();
+    if (native.ok()) native_ = std::move(native).value();
+  }
+  cpu::Native& native() { return *native_; }
+  cpu::CachePool& pool() { return *pool_; }
+
+  DeviceOutput run(const std::vector<std::int32_t>& tokens, const std::vector<std::int64_t>& chunks,
+                   bool traced, std::int32_t page_step = 1) {
+    DeviceOutput out;
+    const auto pages = page_table(static_cast<std::int64_t>(tokens.size()), 0, page_step);
+    std::int64_t at = 0;
+    const auto total = static_cast<std::int64_t>(tokens.size());
+    for (std::size_t i = 0; at < total; ++i) {
+      const std::int64_t n = std::min(chunks[std::min(i, chunks.size() - 1)], total - at);
+      cpu::StepSequence sequence{
+          .tokens = std::span<const std::int32_t>(tokens).subspan(static_cast<std::size_t>(at),
+                                                                  static_cast<std::size_t>(n)),
+          .start = at,
+          .pages = pages,
+          .logit_rows = n};
+      std::vector<float> logits;
+      const Status status =
+          native_->step({&sequence, 1}, *pool_, logits, traced ? &out.trace : nullptr);
+      EXPECT_TRUE(status.ok()) << status.to_string();
+      if (!status.ok()) return out;
+      out.logits.insert(out.logits.end(), logits.begin(), logits.end());
+      at += n;
+    }
+    return out;
+  }
+
+ private:
+  const m3::ModelConfig& config_;
+  std::unique_ptr<cpu::CachePool> pool_;
+  std::unique_ptr<cpu::Native> native_;
+};
+
+class CudaOracle : public testing::TestWithParam<std::tuple<const char*, bool>> {
+ protected:
+  void SetUp() override {
+    if (no_device()) GTEST_SKIP() << "no CUDA device";
+    auto loaded = OracleCase::load(std::get<0>(GetParam()));
+    ASSERT_TRUE(loaded.ok()) << loaded.status().to_string();
+    oracle_ = std::make_unique<OracleCase>(std::move(loaded).value());
+    if (fp8()) cache_ = {.kv = DType::kE4M3, .index = DType::kE4M3, .k_scale = 0.03125F};
+  }
+  bool fp8() const { return std::get<1>(GetParam()); }
+  std::unique_ptr<OracleCase> oracle_;
+  cpu::CacheOptions cache_;
+};
+
+// The bounds of the CPU's native chain: on rows whose own choices are the reference's.
+TEST_P(CudaOracle, Logits) {
+  const m3::ModelConfig& c = oracle_->config;
+  Device device(c, oracle_->weights, cache_, {});
+  const DeviceOutput out = device.run(oracle_->input_ids, {512}, true);
+  m3::Reference reference(c, oracle_->weights);
+  Recorder expected;
+  ASSERT_TRUE(reference.forward(oracle_->input_ids, 1, &expected).ok());
+  EngineOptions options;
+  options.cache = cache_;
+  options.threads = 2;
+  Engine engine(c, oracle_->weights, options);
+  const Output cpu = run(engine, oracle_->input_ids,
+                         page_table(static_cast<std::int64_t>(oracle_->input_ids.size())), {512});
+
+  const auto others = [&](const Recorder& a, const Recorder& b, std::int64_t& differ) {
+    std::set<std::int64_t> rows;
+    differ = 0;
+    for (const auto& [key, ids] : a.selections)
+      if (b.selections.at(key) != ids) rows.insert(std::get<1>(key)), ++differ;
+    for (const auto& [key, ids] : a.chosen_experts)
+      if (b.chosen_experts.at(key) != ids) rows.insert(std::get<1>(key)), ++differ;
+    return rows;
+  };
+  std::int64_t differ_reference = 0;
+  std::int64_t differ_cpu = 0;
+  const auto other = others(expected, out.trace, differ_reference);
+  const auto other_cpu = others(cpu.trace, out.trace, differ_cpu);
+  const std::vector<float> logits = oracle_->floats("logits");
+  std::vector<float> kept, kept_want, against_cpu, cpu_want;
+  for (std::size_t i = 0; i < oracle_->rows.size(); ++i) {
+    const std::int64_t row = oracle_->rows[i];
+    const auto got = out.logits.begin() + row * c.vocab_size;
+    if (other.count(row) == 0) {
+      kept.insert(kept.end(), got, got + c.vocab_size);
+      const auto want = logits.begin() + static_cast<std::ptrdiff_t>(i) * c.vocab_size;
+      kept_want.insert(kept_want.end(), want, want + c.vocab_size);
+    }
+    if (other_cpu.count(row) == 0) {
+      against_cpu.insert(against_cpu.end(), got, got + c.vocab_size);
+      const auto want = cpu.logits.begin() + row * c.vocab_size;
+      cpu_want.insert(cpu_want.end(), want, want + c.vocab_size);
+    }
+  }
+  const double error = relative_l2(kept, kept_want);
+  std::printf("%s, %s caches: logits %.4f on %zu of %zu rows (%ld choices differ from the "
+              "reference); against the CPU %.4f on %zu rows (%ld choices differ)\n",
+              std::get<0>(GetParam()), fp8() ? "FP8" : "BF16", error,
+              kept.size() / static_cast<std::size_t>(c.vocab_size), oracle_->rows.size(),
+              static_cast<long>(differ_reference), relative_l2(against_cpu, cpu_want),
+              against_cpu.size() / static_cast<std::size_t>(c.vocab_size),
+              static_cast<long>(differ_cpu));
+  EXPECT_LE(error, fp8() ? 6e-2 : 1.5e-2);
+  EXPECT_GE(2 * kept.size(), oracle_->rows.size() * static_cast<std::size_t>(c.vocab_size));
+}
+
+TEST_P(CudaOracle, SameBits) {
+  const m3::ModelConfig& c = oracle_->config;
+  std::vector<std::int32_t> tokens = oracle_->input_ids;
+  tokens.resize(std::min<std::size_t>(tokens.size(), 320));
+  Device native(c, oracle_->weights, cache_, {});
+  const DeviceOutput whole = native.run(tokens, {512}, false);
+  const auto same = [&](const std::vector<float>& logits, const char* what) {
+    ASSERT_EQ(logits.size(), whole.logits.size()) << what;
+    std::size_t differ = 0;
+    for (std::size_t i = 0; i < logits.size(); ++i) differ += logits[i] != whole.logits[i] ? 1 : 0;
+    EXPECT_EQ(differ, 0U) << what << ": of " << logits.size();
+  };
+  same(native.run(tokens, {1}, false).logits, "row by row");
+  same(native.run(tokens, {13, 1, 2, 16, 7, 5}, false).logits, "ragged");
+  same(native.run(tokens, {512}, true).logits, "traced");
+  Device plain(c, oracle_->weights, cache_, {.graphs = false});
+  same(plain.run(tokens, {100}, false).logits, "without graphs");
+  Device mono(c, oracle_->weights, cache_, {.path = cuda::Path::kMono});
+  same(mono.run(tokens, {512}, false).logits, "fused");
+  same(mono.run(tokens, {1}, false).logits, "fused, row by row");
+  same(mono.run(tokens, {13, 1, 2, 16, 7, 5}, false).logits, "fused, ragged");
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, CudaOracle,
+                         testing::Combine(testing::Values("tiny", "m3shape", "onekv", "mxfp4"),
+                                          testing::Bool()),
+                         [](const auto& test) {
+                           return std::string(std::get<0>(test.param)) +
+                                  (std::get<1>(test.param) ? "Fp8" : "Bf16");
+                         });
+
+// Greedy text of the embedded model: the CPU's tokens, on both paths.
+class CudaNano : public testing::TestWithParam<bool> {};
+
+TEST_P(CudaNano, GreedyTokensOfTheCpu) {
+  if (no_device()) GTEST_SKIP() << "no CUDA device";
+  auto loaded = OracleCase::load("nano");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().to_string();
+  OracleCase& nano = *loaded;
+  EngineOptions options;
+  options.threads = 2;
+  Engine engine(nano.config, nano.weights, options);
+  Device device(nano.config, nano.weights, {},
+                {.path = GetParam() ? cuda::Path::kMono : cuda::Path::kNative});
+  const auto prompt_length = static_cast<std::ptrdiff_t>(nano.input_ids.size() / 2);
+  const auto pages = page_table(64 * 128);
+  const auto text = [&](cpu::Native& native, cpu::CachePool& pool) {
+    std::vector<std::int32_t> result;
+    std::vector<std::int32_t> next(nano.input_ids.begin(), nano.input_ids.begin() + prompt_length);
+    std::int64_t at = 0;
+    for (int i = 0; i < 96; ++i) {
+      cpu::StepSequence sequence{.tokens = next, .start = at, .pages = pages, .logit_rows = 1};
+      std::vector<float> logits;
+      const Status status = native.step({&sequence, 1}, pool, logits, nullptr);
+      EXPECT_TRUE(status.ok()) << status.to_string();
+      if (!status.ok()) break;
+      at += static_cast<std::int64_t>(next.size());
+      const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+      result.push_back(static_cast<std::int32_t>(best));
+      next.assign(1, static_cast<std::int32_t>(best));
+    }
+    return result;
+  };
+  const auto want = text(*engine.native, *engine.pool);
+  const auto got = text(device.native(), device.pool());
+  EXPECT_EQ(got, want);
+}
+INSTANTIATE_TEST_SUITE_P(Paths, CudaNano, testing::Bool());
+
+// A block that never arrives ends the step with a record, and the next engine works.
+TEST(CudaFused, StalledBlockIsReported) {
+  if (no_device()) GTEST_SKIP() << "no CUDA device";
+  auto loaded = OracleCase::load("nano");
+  ASSERT_TRUE(loaded.ok());
+  OracleCase& nano = *loaded;
+  for (const int stalled : {3, -1}) {
+    Device device(nano.config, nano.weights, {},
+                  {.path = cuda::Path::kMono, .deadline_ns = 50'000'000, .stall_block = stalled});
+    const auto pages = page_table(128);
+    const std::vector<std::int32_t> tokens(nano.input_ids.begin(), nano.input_ids.begin() + 5);
+    cpu::StepSequence sequence{.tokens = tokens, .start = 0, .pages = pages, .logit_rows = 1};
+    std::vector<float> logits;
+    const Status status = device.native().step({&sequence, 1}, device.pool(), logits, nullptr);
+    std::printf("stalled block %d: %s\n", stalled, status.to_string().c_str());
+    EXPECT_EQ(status.ok(), stalled < 0);
+  }
+}
+
+}  // namespace
+}  // namespace monolayer::test

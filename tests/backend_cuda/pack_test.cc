@@ -1,0 +1,148 @@
+// The packed layout against the fragment layout of the tensor instruction, computed the slow way:
+// decode every word as the kernels do and find each stored value at its place.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "backend/cuda/pack.h"
+#include "core/dtype.h"
+
+namespace monolayer::cuda {
+namespace {
+
+float bf16_value(std::uint32_t bits) { return bf16_to_f32(static_cast<bf16_t>(bits)); }
+
+// What lane `lane` holds for the k-th of its eight columns of group `group`, row half `high`.
+float packed_value(const Matrix& m, const unsigned char* tile, int group, int lane, int high, int k) {
+  std::uint32_t word = 0;
+  const int mma = k / 4;      // which product
+  const int pair = k % 4 / 2;  // first or second register of the row
+  const int half = k % 2;
+  const auto read = [&](int at) { std::memcpy(&word, tile + at, 4); };
+  if (m.format == Format::kMXFP4) {
+    read(lane * 16 + (group * 2 + mma) * 4);
+    const int r = high + 2 * pair;
+    std::uint32_t a = 0;
+    switch (r) {
+      case 0: a = word & 0x81C081C0U; break;
+      case 1: a = (word << 3) & 0x81C081C0U; break;
+      case 2: a = (word << 6) & 0x81C081C0U; break;
+      default:
+        a = ((word >> 4) & 0x00C000C0U) | ((word >> 5) & 0x01000100U) | ((word << 1) & 0x80008000U);
+    }
+    const std::uint8_t scale = tile[512 + lane / 4 * 4 + high * 2 + group];
+    return bf16_value(a >> (16 * half)) * 0x1p126F * e8m0_to_f32(scale);
+  }
+  if (m.format == Format::kE4M3) {
+    read(lane * 16 + (mma * 2 + high) * 4);
+    const std::uint32_t even = ((word << 4) & 0x07F007F0U) | ((word << 8) & 0x80008000U);
+    const std::uint32_t odd = ((word >> 4) & 0x07F007F0U) | (word & 0x80008000U);
+    return bf16_value((pair == 0 ? even : odd) >> (16 * half)) * 0x1p120F;
+  }
+  read(mma * 512 + lane * 16 + (high + 2 * pair) * 4);
+  return bf16_value(word >> (16 * half));
+}
+
+struct Case {
+  Format format;
+  std::int64_t rows, cols;
+  int parts;
+  bool router;
+};
+
+class Pack : public testing::TestWithParam<Case> {};
+
+TEST_P(Pack, EveryValueAtItsPlace) {
+  const Case& test = GetParam();
+  std::mt19937 random(7);
+  const Matrix m = test.router ? describe_router(test.format, test.rows, test.cols, test.parts)
+                               : describe(test.format, test.rows, test.cols, test.parts);
+  const auto n = static_cast<std::size_t>(test.rows * test.cols);
+  std::vector<std::uint8_t> codes(n * 4);
+  std::vector<std::uint8_t> scales(n / 32 + 1);
+  std::vector<float> values(n);
+  for (auto& s : scales) s = static_cast<std::uint8_t>(110 + random() % 20);
+  for (std::size_t i = 0; i < n; ++i) {
+    switch (test.format) {
+      case Format::kMXFP4: {
+        const std::uint32_t code = random() % 16;
+        if (i % 2 == 0) codes[i / 2] = 0;
+        codes[i / 2] = static_cast<std::uint8_t>(codes[i / 2] | code << (i % 2 * 4));
+        values[i] = e2m1_to_f32(static_cast<std::uint8_t>(code)) * e8m0_to_f32(scales[i / 32]);
+        break;
+      }
+      case Format::kE4M3: {
+        auto code = static_cast<std::uint8_t>(random());
+        if ((code & 0x7f) == 0x7f) code = 0;
+        codes[i] = code;
+        values[i] = e4m3_to_f32(code);
+        break;
+      }
+      case Format::kBF16: {
+        const bf16_t code = f32_to_bf16(static_cast<float>(random()) * 0x1p-31F - 1);
+        std::memcpy(&codes[i * 2], &code, 2);
+        values[i] = bf16_to_f32(code);
+        break;
+      }
+      case Format::kF32: {
+        values[i] = static_cast<float>(random()) * 0x1p-31F - 1;
+        std::memcpy(&codes[i * 4], &values[i], 4);
+        break;
+      }
+    }
+  }
+  const std::int64_t row_bytes = test.format == Format::kMXFP4   ? test.cols / 2
+                                 : test.format == Format::kE4M3 ? test.cols
+                                 : test.format == Format::kBF16 ? test.cols * 2
+                                                                : test.cols * 4;
+  std::vector<unsigned char> out(static_cast<std::size_t>(packed_bytes(m)), 0xEE);
+  pack(m,
+       [&](std::int64_t row) {
+         if (row >= test.rows) return StoredRow{};
+         return StoredRow{reinterpret_cast<const std::byte*>(codes.data()) + row * row_bytes,
+                          scales.data() + row * test.cols / 32};
+       },
+       out.data());
+  const int planes = test.format == Format::kF32 ? 3 : 1;
+  const int tile_cols = test.format == Format::kMXFP4 ? 64 : 32;
+  const std::int64_t units = test.cols / 32;
+  std::size_t seen = 0;
+  for (int part = 0; part < m.parts; ++part) {
+    const std::int64_t begin = part * units / m.parts * 32;
+    const std::int64_t end = (part + 1) * units / m.parts * 32;
+    for (std::int64_t c = begin; c < end; ++c) {
+      for (std::int64_t row = 0; row < test.rows; ++row) {
+        const auto in = static_cast<int>(c - begin);
+        float got = 0;
+        for (int plane = 0; plane < planes; ++plane) {
+          const int tile = in / tile_cols * planes + plane;
+          const std::int64_t at =
+              row / 16 * m.group_bytes +
+              ((tile / m.steps * m.parts + part) * m.steps + tile % m.steps) *
+                  static_cast<std::int64_t>(m.tile_bytes);
+          const int group = in % tile_cols / 32;
+          const int lane = static_cast<int>(row % 8) * 4 + in % 32 / 8;
+          got += packed_value(m, out.data() + at, group, lane, static_cast<int>(row % 16 / 8), in % 8);
+        }
+        ASSERT_EQ(got, values[static_cast<std::size_t>(row * test.cols + c)]) << row << " " << c;
+        ++seen;
+      }
+    }
+  }
+  EXPECT_EQ(seen, n);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, Pack,
+                         testing::Values(Case{Format::kMXFP4, 32, 1024, 8, false},
+                                         Case{Format::kMXFP4, 24, 96, 8, false},
+                                         Case{Format::kMXFP4, 16, 768, 2, false},
+                                         Case{Format::kE4M3, 48, 768, 8, false},
+                                         Case{Format::kE4M3, 16, 2048, 2, false},
+                                         Case{Format::kBF16, 20, 192, 8, false},
+                                         Case{Format::kBF16, 8, 1536, 8, true},
+                                         Case{Format::kF32, 12, 256, 8, true}));
+
+}  // namespace
+}  // namespace monolayer::cuda
