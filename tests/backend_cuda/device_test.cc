@@ -51,12 +51,11 @@ class Device {
     const auto total = static_cast<std::int64_t>(tokens.size());
     for (std::size_t i = 0; at < total; ++i) {
       const std::int64_t n = std::min(chunks[std::min(i, chunks.size() - 1)], total - at);
-      cpu::StepSequence sequence{
-          .tokens = std::span<const std::int32_t>(tokens).subspan(static_cast<std::size_t>(at),
-                                                                  static_cast<std::size_t>(n)),
-          .start = at,
-          .pages = pages,
-          .logit_rows = n};
+      cpu::StepSequence sequence{.tokens = std::span<const std::int32_t>(tokens).subspan(
+                                     static_cast<std::size_t>(at), static_cast<std::size_t>(n)),
+                                 .start = at,
+                                 .pages = pages,
+                                 .logit_rows = n};
       std::vector<float> logits;
       const Status status =
           native_->step({&sequence, 1}, *pool_, logits, traced ? &out.trace : nullptr);
@@ -133,13 +132,13 @@ TEST_P(CudaOracle, Logits) {
     }
   }
   const double error = relative_l2(kept, kept_want);
-  std::printf("%s, %s caches: logits %.4f on %zu of %zu rows (%ld choices differ from the "
-              "reference); against the CPU %.4f on %zu rows (%ld choices differ)\n",
-              std::get<0>(GetParam()), fp8() ? "FP8" : "BF16", error,
-              kept.size() / static_cast<std::size_t>(c.vocab_size), oracle_->rows.size(),
-              static_cast<long>(differ_reference), relative_l2(against_cpu, cpu_want),
-              against_cpu.size() / static_cast<std::size_t>(c.vocab_size),
-              static_cast<long>(differ_cpu));
+  std::printf(
+      "%s, %s caches: logits %.4f on %zu of %zu rows (%ld choices differ from the "
+      "reference); against the CPU %.4f on %zu rows (%ld choices differ)\n",
+      std::get<0>(GetParam()), fp8() ? "FP8" : "BF16", error,
+      kept.size() / static_cast<std::size_t>(c.vocab_size), oracle_->rows.size(),
+      static_cast<long>(differ_reference), relative_l2(against_cpu, cpu_want),
+      against_cpu.size() / static_cast<std::size_t>(c.vocab_size), static_cast<long>(differ_cpu));
   EXPECT_LE(error, fp8() ? 6e-2 : 1.5e-2);
   EXPECT_GE(2 * kept.size(), oracle_->rows.size() * static_cast<std::size_t>(c.vocab_size));
 }

@@ -15,9 +15,10 @@ namespace {
 float bf16_value(std::uint32_t bits) { return bf16_to_f32(static_cast<bf16_t>(bits)); }
 
 // What lane `lane` holds for the k-th of its eight columns of group `group`, row half `high`.
-float packed_value(const Matrix& m, const unsigned char* tile, int group, int lane, int high, int k) {
+float packed_value(const Matrix& m, const unsigned char* tile, int group, int lane, int high,
+                   int k) {
   std::uint32_t word = 0;
-  const int mma = k / 4;      // which product
+  const int mma = k / 4;       // which product
   const int pair = k % 4 / 2;  // first or second register of the row
   const int half = k % 2;
   const auto read = [&](int at) { std::memcpy(&word, tile + at, 4); };
@@ -26,9 +27,15 @@ float packed_value(const Matrix& m, const unsigned char* tile, int group, int la
     const int r = high + 2 * pair;
     std::uint32_t a = 0;
     switch (r) {
-      case 0: a = word & 0x81C081C0U; break;
-      case 1: a = (word << 3) & 0x81C081C0U; break;
-      case 2: a = (word << 6) & 0x81C081C0U; break;
+      case 0:
+        a = word & 0x81C081C0U;
+        break;
+      case 1:
+        a = (word << 3) & 0x81C081C0U;
+        break;
+      case 2:
+        a = (word << 6) & 0x81C081C0U;
+        break;
       default:
         a = ((word >> 4) & 0x00C000C0U) | ((word >> 5) & 0x01000100U) | ((word << 1) & 0x80008000U);
     }
@@ -93,18 +100,19 @@ TEST_P(Pack, EveryValueAtItsPlace) {
       }
     }
   }
-  const std::int64_t row_bytes = test.format == Format::kMXFP4   ? test.cols / 2
+  const std::int64_t row_bytes = test.format == Format::kMXFP4  ? test.cols / 2
                                  : test.format == Format::kE4M3 ? test.cols
                                  : test.format == Format::kBF16 ? test.cols * 2
                                                                 : test.cols * 4;
   std::vector<unsigned char> out(static_cast<std::size_t>(packed_bytes(m)), 0xEE);
-  pack(m,
-       [&](std::int64_t row) {
-         if (row >= test.rows) return StoredRow{};
-         return StoredRow{reinterpret_cast<const std::byte*>(codes.data()) + row * row_bytes,
-                          scales.data() + row * test.cols / 32};
-       },
-       out.data());
+  pack(
+      m,
+      [&](std::int64_t row) {
+        if (row >= test.rows) return StoredRow{};
+        return StoredRow{reinterpret_cast<const std::byte*>(codes.data()) + row * row_bytes,
+                         scales.data() + row * test.cols / 32};
+      },
+      out.data());
   const int planes = test.format == Format::kF32 ? 3 : 1;
   const int tile_cols = test.format == Format::kMXFP4 ? 64 : 32;
   const std::int64_t units = test.cols / 32;
@@ -118,13 +126,13 @@ TEST_P(Pack, EveryValueAtItsPlace) {
         float got = 0;
         for (int plane = 0; plane < planes; ++plane) {
           const int tile = in / tile_cols * planes + plane;
-          const std::int64_t at =
-              row / 16 * m.group_bytes +
-              ((tile / m.steps * m.parts + part) * m.steps + tile % m.steps) *
-                  static_cast<std::int64_t>(m.tile_bytes);
+          const std::int64_t at = row / 16 * m.group_bytes +
+                                  ((tile / m.steps * m.parts + part) * m.steps + tile % m.steps) *
+                                      static_cast<std::int64_t>(m.tile_bytes);
           const int group = in % tile_cols / 32;
           const int lane = static_cast<int>(row % 8) * 4 + in % 32 / 8;
-          got += packed_value(m, out.data() + at, group, lane, static_cast<int>(row % 16 / 8), in % 8);
+          got +=
+              packed_value(m, out.data() + at, group, lane, static_cast<int>(row % 16 / 8), in % 8);
         }
         ASSERT_EQ(got, values[static_cast<std::size_t>(row * test.cols + c)]) << row << " " << c;
         ++seen;
@@ -134,15 +142,13 @@ TEST_P(Pack, EveryValueAtItsPlace) {
   EXPECT_EQ(seen, n);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, Pack,
-                         testing::Values(Case{Format::kMXFP4, 32, 1024, 8, false},
-                                         Case{Format::kMXFP4, 24, 96, 8, false},
-                                         Case{Format::kMXFP4, 16, 768, 2, false},
-                                         Case{Format::kE4M3, 48, 768, 8, false},
-                                         Case{Format::kE4M3, 16, 2048, 2, false},
-                                         Case{Format::kBF16, 20, 192, 8, false},
-                                         Case{Format::kBF16, 8, 1536, 8, true},
-                                         Case{Format::kF32, 12, 256, 8, true}));
+INSTANTIATE_TEST_SUITE_P(
+    Formats, Pack,
+    testing::Values(Case{Format::kMXFP4, 32, 1024, 8, false},
+                    Case{Format::kMXFP4, 24, 96, 8, false}, Case{Format::kMXFP4, 16, 768, 2, false},
+                    Case{Format::kE4M3, 48, 768, 8, false}, Case{Format::kE4M3, 16, 2048, 2, false},
+                    Case{Format::kBF16, 20, 192, 8, false}, Case{Format::kBF16, 8, 1536, 8, true},
+                    Case{Format::kF32, 12, 256, 8, true}));
 
 }  // namespace
 }  // namespace monolayer::cuda

@@ -4,8 +4,7 @@ namespace monolayer::cuda {
 
 Status cuda_status(cudaError_t error, const std::string& what) {
   if (error == cudaSuccess) return {};
-  const Code code =
-      error == cudaErrorMemoryAllocation ? Code::kResourceExhausted : Code::kInternal;
+  const Code code = error == cudaErrorMemoryAllocation ? Code::kResourceExhausted : Code::kInternal;
   return {code, what, std::string("CUDA: ") + cudaGetErrorString(error)};
 }
 

@@ -79,10 +79,9 @@ cudaError_t launch_stage(Stage stage, const Params& params, int blocks, cudaStre
 cudaError_t launch_fused(const Params& params, int blocks, cudaStream_t stream) {
   Params copy = params;
   void* arguments[] = {&copy};
-  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(chain<kFusedStages>),
-                                     dim3(static_cast<unsigned>(blocks)), dim3(kThreads + 32),
-                                     arguments, static_cast<std::size_t>(shared_memory(params)),
-                                     stream);
+  return cudaLaunchCooperativeKernel(
+      reinterpret_cast<const void*>(chain<kFusedStages>), dim3(static_cast<unsigned>(blocks)),
+      dim3(kThreads + 32), arguments, static_cast<std::size_t>(shared_memory(params)), stream);
 }
 
 }  // namespace monolayer::cuda

@@ -25,20 +25,21 @@ Status check_shapes(const m3::ModelConfig& c) {
     if (dim % 32 != 0 || dim > 128)
       return refuse("head_dim", to_string(dim) + ": the CUDA kernels take 32, 64, 96 and 128");
   if (c.group_size() > 16)
-    return refuse("num_attention_heads", to_string(c.group_size()) +
-                                             " query heads per KV head, the kernels take 16");
+    return refuse("num_attention_heads",
+                  to_string(c.group_size()) + " query heads per KV head, the kernels take 16");
   if (c.rotary_dim > kMaxRotary || c.rotary_dim % 2 != 0 || c.rotary_dim > c.head_dim)
-    return refuse("rotary_dim", to_string(c.rotary_dim) + ": the kernels rotate an even part of a head");
+    return refuse("rotary_dim",
+                  to_string(c.rotary_dim) + ": the kernels rotate an even part of a head");
   if (c.any_sparse()) {
     if (c.block_size % 16 != 0 || c.block_size <= 0 || kPageTokens % c.block_size != 0)
-      return refuse("sparse_block_size", to_string(c.block_size) +
-                                             ": a multiple of 16 that divides 128 is needed");
+      return refuse("sparse_block_size",
+                    to_string(c.block_size) + ": a multiple of 16 that divides 128 is needed");
     if (c.index_heads != c.num_kv_heads || c.index_heads > kColumns)
-      return refuse("sparse_num_index_heads", to_string(c.index_heads) +
-                                                  ": as many as KV heads, at most 8, are needed");
+      return refuse("sparse_num_index_heads",
+                    to_string(c.index_heads) + ": as many as KV heads, at most 8, are needed");
     if (c.topk_blocks > kMaxTopBlocks)
-      return refuse("sparse_topk_blocks", to_string(c.topk_blocks) + ", at most " +
-                                              to_string(kMaxTopBlocks));
+      return refuse("sparse_topk_blocks",
+                    to_string(c.topk_blocks) + ", at most " + to_string(kMaxTopBlocks));
   }
   if (c.any_moe() && (c.num_experts > kMaxExperts || c.experts_per_token > kMaxChosen))
     return refuse("num_local_experts", to_string(c.experts_per_token) + " of " +
@@ -88,8 +89,8 @@ Result<std::unique_ptr<DeviceModel>> DeviceModel::create(const m3::ModelConfig& 
 
 Result<void*> DeviceModel::upload(const void* data, std::size_t bytes, const char* what) {
   ML_ASSIGN_OR_RETURN(DeviceBuffer buffer, DeviceBuffer::create(bytes, what));
-  ML_RETURN_IF_ERROR(cuda_status(
-      cudaMemcpy(buffer.as<void>(), data, bytes, cudaMemcpyHostToDevice), what));
+  ML_RETURN_IF_ERROR(
+      cuda_status(cudaMemcpy(buffer.as<void>(), data, bytes, cudaMemcpyHostToDevice), what));
   void* result = buffer.as<void>();
   weight_bytes_ += static_cast<std::int64_t>(bytes);
   buffers_.push_back(std::move(buffer));
@@ -123,15 +124,16 @@ Result<Matrix> DeviceModel::upload_matrix(const std::vector<const QuantizedMatri
   Matrix m = router ? describe_router(format, rows, first.cols, kParts)
                     : describe(format, rows, first.cols, kParts);
   std::vector<unsigned char> packed(static_cast<std::size_t>(packed_bytes(m)));
-  pack(m,
-       [&](std::int64_t row) {
-         for (const QuantizedMatrix* part : parts) {
-           if (row < part->rows) return row_of(*part, row);
-           row -= part->rows;
-         }
-         return StoredRow{};
-       },
-       packed.data());
+  pack(
+      m,
+      [&](std::int64_t row) {
+        for (const QuantizedMatrix* part : parts) {
+          if (row < part->rows) return row_of(*part, row);
+          row -= part->rows;
+        }
+        return StoredRow{};
+      },
+      packed.data());
   ML_ASSIGN_OR_RETURN(void* data, upload(packed.data(), packed.size(), "CUDA weights"));
   m.data = static_cast<const unsigned char*>(data);
   if (!scales.empty()) {
@@ -157,12 +159,13 @@ Result<Matrix> DeviceModel::upload_gate_up(const std::vector<const m3::MlpWeight
       return Status(Code::kUnsupported, std::string(mlp.gate.weight.name),
                     "the CUDA kernels take gate and up of one format, the same for all experts of "
                     "a layer, of a width that is a multiple of 8");
-    pack(m,
-         [&](std::int64_t row) {
-           const std::int64_t at = row / 16 * 8 + row % 8;
-           return row_of(row % 16 < 8 ? mlp.gate : mlp.up, at);
-         },
-         packed.data() + e * static_cast<std::size_t>(packed_bytes(m)));
+    pack(
+        m,
+        [&](std::int64_t row) {
+          const std::int64_t at = row / 16 * 8 + row % 8;
+          return row_of(row % 16 < 8 ? mlp.gate : mlp.up, at);
+        },
+        packed.data() + e * static_cast<std::size_t>(packed_bytes(m)));
     if (format != Format::kE4M3) continue;
     for (std::int64_t row = 0; row < m.row_groups * 16; ++row) {
       const QuantizedMatrix& from = row % 16 < 8 ? mlp.gate : mlp.up;
@@ -190,8 +193,9 @@ Result<Matrix> DeviceModel::upload_down(const std::vector<const m3::MlpWeights*>
     if (own != format || format == Format::kF32)
       return Status(Code::kUnsupported, std::string(down.weight.name),
                     "the CUDA kernels take one format, not F32, for all experts of a layer");
-    pack(m, [&](std::int64_t row) { return row_of(down, row); },
-         packed.data() + e * static_cast<std::size_t>(packed_bytes(m)));
+    pack(
+        m, [&](std::int64_t row) { return row_of(down, row); },
+        packed.data() + e * static_cast<std::size_t>(packed_bytes(m)));
     add_scales(down, scales);
     if (format == Format::kE4M3)
       scales.resize((e + 1) * static_cast<std::size_t>(m.row_groups) * 16);

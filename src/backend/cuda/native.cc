@@ -88,8 +88,7 @@ Status Chain::open(const m3::ModelWeights& weights) {
   int devices = 0;
   const cudaError_t found = cudaGetDeviceCount(&devices);
   if (found != cudaSuccess || devices == 0)
-    return {Code::kUnsupported, "CUDA",
-            std::string("no device: ") + cudaGetErrorString(found)};
+    return {Code::kUnsupported, "CUDA", std::string("no device: ") + cudaGetErrorString(found)};
   int major = 0;
   int minor = 0;
   ML_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
@@ -186,10 +185,12 @@ Status Chain::bind(const cpu::CachePool& cache) {
   for (Layer& layer : layers_) {
     ML_RETURN_IF_ERROR(allocate(layer.k_cache, kv_bytes, "CUDA caches"));
     ML_RETURN_IF_ERROR(allocate(layer.v_cache, kv_bytes, "CUDA caches"));
-    if (layer.sparse != 0) ML_RETURN_IF_ERROR(allocate(layer.index_cache, index_bytes, "CUDA caches"));
+    if (layer.sparse != 0)
+      ML_RETURN_IF_ERROR(allocate(layer.index_cache, index_bytes, "CUDA caches"));
   }
   Layer* device_layers = nullptr;
-  ML_RETURN_IF_ERROR(allocate(device_layers, static_cast<std::int64_t>(layers_.size()), "CUDA layers"));
+  ML_RETURN_IF_ERROR(
+      allocate(device_layers, static_cast<std::int64_t>(layers_.size()), "CUDA layers"));
   ML_CUDA(cudaMemcpy(device_layers, layers_.data(), layers_.size() * sizeof(Layer),
                      cudaMemcpyHostToDevice));
   p.layers = device_layers;
@@ -212,12 +213,12 @@ Status Chain::bind(const cpu::CachePool& cache) {
   ML_RETURN_IF_ERROR(allocate(p.index_q, rows * c.index_width(), "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.scores, rows * c.index_heads * p.score_stride, "CUDA scores"));
   ML_RETURN_IF_ERROR(allocate(p.block_ids, rows * c.index_heads * c.topk_blocks, "CUDA scores"));
-  ML_RETURN_IF_ERROR(allocate(p.partials,
-                              rows * c.num_heads * p.max_chunks * (c.head_dim + 2),
+  ML_RETURN_IF_ERROR(allocate(p.partials, rows * c.num_heads * p.max_chunks * (c.head_dim + 2),
                               "CUDA attention partials"));
   ML_RETURN_IF_ERROR(allocate(p.attended, rows * c.q_width(), "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.router, 8 * rows * (c.num_experts + 16), "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.mid, rows * (c.experts_per_token + 1) * s.mid_width, "CUDA activations"));
+  ML_RETURN_IF_ERROR(
+      allocate(p.mid, rows * (c.experts_per_token + 1) * s.mid_width, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.table, 1, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.logits, rows * c.vocab_size, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.barrier, 32, "CUDA barrier"));
@@ -338,7 +339,8 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
   const auto show = [&](std::int64_t layer, const std::vector<std::uint16_t>& values) {
     for (std::int64_t r = 0; r < s.rows; ++r) {
       for (std::int64_t i = 0; i < hidden; ++i) {
-        row[static_cast<std::size_t>(i)] = bf16_to_f32(values[static_cast<std::size_t>(r * hidden + i)]);
+        row[static_cast<std::size_t>(i)] =
+            bf16_to_f32(values[static_cast<std::size_t>(r * hidden + i)]);
       }
       sink.hidden(layer, s.position[r], row);
     }
@@ -448,7 +450,8 @@ Status Chain::step(std::span<const cpu::StepSequence> sequences, cpu::CachePool&
   try {
     ML_RETURN_IF_ERROR(plan_.build(sequences, config_, cache));
     if (bound_ != &cache) ML_RETURN_IF_ERROR(bind(cache));
-    host_pages_.assign(static_cast<std::size_t>(kMaxRows) * static_cast<std::size_t>(params_.table_stride), 0);
+    host_pages_.assign(
+        static_cast<std::size_t>(kMaxRows) * static_cast<std::size_t>(params_.table_stride), 0);
     logits.resize(static_cast<std::size_t>(plan_.logit_rows() * config_.vocab_size));
     for (std::int64_t first = 0; first < plan_.rows(); first += kMaxRows) {
       ML_RETURN_IF_ERROR(

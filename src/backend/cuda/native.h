@@ -18,9 +18,9 @@ enum class Path : std::uint8_t {
 
 struct NativeOptions {
   Path path = Path::kNative;
-  bool graphs = true;                     // false: plain launches
+  bool graphs = true;                         // false: plain launches
   std::uint64_t deadline_ns = 2'000'000'000;  // of every wait inside the fused kernel
-  int stall_block = -1;                   // tests: this block never arrives at a hand-off
+  int stall_block = -1;                       // tests: this block never arrives at a hand-off
 };
 
 // Uploads the weights. Refuses at once, with what was missing: no device, another architecture than

@@ -40,9 +40,7 @@ struct TileSource {
   const StoredRow* rows;
   std::int64_t begin, end;
 
-  bool has(int row, int column) const {
-    return rows[row].data != nullptr && begin + column < end;
-  }
+  bool has(int row, int column) const { return rows[row].data != nullptr && begin + column < end; }
   std::uint32_t nibble(int row, int column) const {
     if (!has(row, column)) return 0;
     const std::int64_t c = begin + column;
@@ -106,9 +104,9 @@ void pack_e4m3(const TileSource& in, unsigned char* out) {
     for (int w = 0; w < 4; ++w) {
       const int row = lane / 4 + w % 2 * 8;
       const int column = lane % 4 * 8 + w / 2 * 4;
-      store_word(out + lane * 16 + w * 4,
-                 in.byte(row, column) | in.byte(row, column + 2) << 8 |
-                     in.byte(row, column + 1) << 16 | in.byte(row, column + 3) << 24);
+      store_word(out + lane * 16 + w * 4, in.byte(row, column) | in.byte(row, column + 2) << 8 |
+                                              in.byte(row, column + 1) << 16 |
+                                              in.byte(row, column + 3) << 24);
     }
   }
 }
@@ -161,8 +159,7 @@ Matrix sizes(Format format, std::int64_t rows, std::int64_t cols, int parts, boo
     while (tiles % m.steps != 0) --m.steps;
     m.chunks = tiles / m.steps;
   }
-  m.group_bytes =
-      static_cast<std::int64_t>(m.parts) * m.chunks * m.steps * m.tile_bytes;
+  m.group_bytes = static_cast<std::int64_t>(m.parts) * m.chunks * m.steps * m.tile_bytes;
   return m;
 }
 

@@ -2,8 +2,8 @@
 //
 // Rows in groups of 16, K in `parts` (the fixed eighths, or as many as one rank holds) at whole
 // units of 32 columns, each part padded to whole tiles; a tile is what one warp takes with one or
-// two 16-byte loads a lane. Inside a row group: chunk, part, step, tile. Lane l of a tile holds rows
-// l / 4 and l / 4 + 8, columns 8 (l % 4) up to 8 (l % 4) + 7 of each 32, in the bit order that
+// two 16-byte loads a lane. Inside a row group: chunk, part, step, tile. Lane l of a tile holds
+// rows l / 4 and l / 4 + 8, columns 8 (l % 4) up to 8 (l % 4) + 7 of each 32, in the bit order that
 // device/decode.cuh undoes.
 #pragma once
 

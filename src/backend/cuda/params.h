@@ -6,12 +6,12 @@
 
 namespace monolayer::cuda {
 
-inline constexpr int kMaxRows = 16;      // rows of one step of the kernels
-inline constexpr int kColumns = 8;       // activation columns of one pass over a matrix
-inline constexpr int kWarps = 8;         // that compute; one more feeds them
+inline constexpr int kMaxRows = 16;  // rows of one step of the kernels
+inline constexpr int kColumns = 8;   // activation columns of one pass over a matrix
+inline constexpr int kWarps = 8;     // that compute; one more feeds them
 inline constexpr int kThreads = kWarps * 32;
 inline constexpr int kMaxExperts = 128;
-inline constexpr int kMaxChosen = 8;     // experts of a row
+inline constexpr int kMaxChosen = 8;  // experts of a row
 inline constexpr int kMaxHidden = 6144;
 inline constexpr int kMaxRotary = 128;
 inline constexpr int kMaxTopBlocks = 32;
@@ -20,10 +20,10 @@ inline constexpr int kRouterChunk = 16;         // tiles of a router chunk
 inline constexpr int kPageTokens = 128;
 
 enum class Format : std::int32_t {
-  kBF16,    // tile: 16 rows x 32 columns, 1024 bytes
-  kF32,     // three BF16 planes whose sum is exact, three tiles for the same columns
-  kE4M3,    // 16 x 32, 512 bytes; one float32 factor per row
-  kMXFP4,   // 16 x 64, 512 bytes and 32 of E8M0 scales
+  kBF16,   // tile: 16 rows x 32 columns, 1024 bytes
+  kF32,    // three BF16 planes whose sum is exact, three tiles for the same columns
+  kE4M3,   // 16 x 32, 512 bytes; one float32 factor per row
+  kMXFP4,  // 16 x 64, 512 bytes and 32 of E8M0 scales
 };
 
 // A repacked matrix (layout version 1, backend/cuda/pack.h): row groups of 16 rows; inside a group
@@ -33,8 +33,8 @@ struct Matrix {
   const float* row_scale = nullptr;  // [16 * row_groups], E4M3 only
   Format format = Format::kBF16;
   std::int32_t row_groups = 0;
-  std::int32_t cols = 0;   // of K, unpadded
-  std::int32_t parts = 0;  // fixed eighths of K held here: 8, or fewer on one rank of a group
+  std::int32_t cols = 0;       // of K, unpadded
+  std::int32_t parts = 0;      // fixed eighths of K held here: 8, or fewer on one rank of a group
   std::int32_t part_cols = 0;  // padded columns of a part
   std::int32_t chunks = 0, steps = 0, tile_bytes = 0;
   std::int64_t group_bytes = 0;  // of one row group
@@ -43,14 +43,14 @@ struct Matrix {
 struct Layer {
   Matrix qkv;  // q, k, v (and index q, index k) one after the other
   Matrix o;
-  Matrix router;                 // row groups x parts x tiles
-  Matrix gate_up, down;          // of routed expert 0; a row group of gate_up is 8 gate, 8 up rows
+  Matrix router;         // row groups x parts x tiles
+  Matrix gate_up, down;  // of routed expert 0; a row group of gate_up is 8 gate, 8 up rows
   std::int64_t gate_up_stride = 0, down_stride = 0;  // bytes from one expert to the next
   Matrix shared_gate_up, shared_down;                // the shared expert, or the dense MLP
   const std::uint16_t *input_norm = nullptr, *post_norm = nullptr;  // [hidden]
   const std::uint16_t *q_norm = nullptr, *k_norm = nullptr;         // [head_dim]
   const std::uint16_t *index_q_norm = nullptr, *index_k_norm = nullptr;
-  const float* router_bias = nullptr;  // [experts] or null
+  const float* router_bias = nullptr;                    // [experts] or null
   unsigned char *k_cache = nullptr, *v_cache = nullptr;  // [page][kv head][128][head_dim]
   unsigned char* index_cache = nullptr;                  // [page][128][index_dim]
   std::int32_t sparse = 0, moe = 0, shared = 0;

@@ -5,7 +5,8 @@
 
 namespace monolayer::cuda {
 
-__device__ __forceinline__ const std::int32_t* table_of(const Params& p, const Step& step, int row) {
+__device__ __forceinline__ const std::int32_t* table_of(const Params& p, const Step& step,
+                                                        int row) {
   return p.pages + static_cast<std::int64_t>(step.table[row]) * p.table_stride;
 }
 
@@ -69,7 +70,8 @@ __device__ __forceinline__ void finish_head(Context& c, int row, int head) {
     for (int i = 0; i < 4; ++i) {
       const int d = c.lane + 32 * i;
       if (d < dim) {
-        y[d] = (v[i] * factor) * (1.0F + __uint_as_float(static_cast<std::uint32_t>(norm[d]) << 16));
+        y[d] =
+            (v[i] * factor) * (1.0F + __uint_as_float(static_cast<std::uint32_t>(norm[d]) << 16));
       }
     }
     __syncwarp();
@@ -124,10 +126,9 @@ __device__ __forceinline__ void score_keys(Context& c, int row, int group) {
   const int lane_dims = s.index_dim / 4;
   const std::int64_t page = table_of(c.p, c.step(), row)[group / 8];
   const int bytes = fp8 ? 1 : 2;
-  const unsigned char* key = c.layer().index_cache +
-                             ((page * kPageTokens + group % 8 * 16 + g) * s.index_dim +
-                              t * lane_dims) *
-                                 bytes;
+  const unsigned char* key =
+      c.layer().index_cache +
+      ((page * kPageTokens + group % 8 * 16 + g) * s.index_dim + t * lane_dims) * bytes;
   const std::uint16_t* q = c.p.index_q +
                            (static_cast<std::int64_t>(row) * s.index_heads + g) * s.index_dim +
                            t * lane_dims;
@@ -161,8 +162,8 @@ __device__ __forceinline__ void score_keys(Context& c, int row, int group) {
     }
     const int head = 2 * t + i;
     if (g == 0 && head < s.index_heads) {
-      c.p.scores[(static_cast<std::int64_t>(row) * s.index_heads + head) * c.p.score_stride + group] =
-          best[i] + 0.0F;
+      c.p.scores[(static_cast<std::int64_t>(row) * s.index_heads + head) * c.p.score_stride +
+                 group] = best[i] + 0.0F;
     }
   }
 }
@@ -279,8 +280,8 @@ __device__ __forceinline__ float* partial_at(const Params& p, int row, int head,
 
 // One chunk of up to 128 keys in one page for all query heads of a KV head: scores, exponentials,
 // weighted values, unnormalised. Warp w scores keys 16 w and weights dims 16 w.
-__device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int chunk, int first_key,
-                                             int keys) {
+__device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int chunk,
+                                             int first_key, int keys) {
   const Shape& s = c.p.shape;
   const bool fp8 = s.kv_fp8 != 0;
   const int bytes = fp8 ? 1 : 2;
@@ -364,7 +365,8 @@ __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int 
       float e = 0;
       if (key < keys && h < s.group) e = exponential(value[i] - best);
       sum += e;
-      probs[h * kProbStride + key] = __bfloat16_as_ushort(__float2bfloat16_rn(e * kActivationScale));
+      probs[h * kProbStride + key] =
+          __bfloat16_as_ushort(__float2bfloat16_rn(e * kActivationScale));
     }
     sum = warp_sum(sum);
     if (c.lane == 0 && h < s.group) {

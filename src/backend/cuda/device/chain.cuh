@@ -40,7 +40,8 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s, unsigne
   }
 }
 
-__device__ __forceinline__ void copy_layer(const Params& p, int l, Layer& to, int first, int count) {
+__device__ __forceinline__ void copy_layer(const Params& p, int l, Layer& to, int first,
+                                           int count) {
   for (int i = first; i < static_cast<int>(sizeof(Layer) / 8); i += count) {
     reinterpret_cast<std::uint64_t*>(&to)[i] =
         __ldg(reinterpret_cast<const unsigned long long*>(p.layers + l) + i);
@@ -65,9 +66,11 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
     s.abort = 0;
   }
   for (int i = thread; i < static_cast<int>(sizeof(Step) / 4); i += kThreads + 32) {
-    reinterpret_cast<std::uint32_t*>(&s.step)[i] = reinterpret_cast<const std::uint32_t*>(p.step)[i];
+    reinterpret_cast<std::uint32_t*>(&s.step)[i] =
+        reinterpret_cast<const std::uint32_t*>(p.step)[i];
   }
-  if (p.first_layer < p.last_layer) copy_layer(p, p.first_layer, s.layers[0], thread, kThreads + 32);
+  if (p.first_layer < p.last_layer)
+    copy_layer(p, p.first_layer, s.layers[0], thread, kThreads + 32);
   __syncthreads();
   if (thread >= kThreads) {
     feed_weights<STAGES>(p, s, ring);

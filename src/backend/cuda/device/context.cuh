@@ -8,7 +8,7 @@
 namespace monolayer::cuda {
 
 inline constexpr int kMaxSlots = 16;
-inline constexpr int kRedBytes = 2 * kWarps * 512;       // sums of a wave, twice
+inline constexpr int kRedBytes = 2 * kWarps * 512;        // sums of a wave, twice
 inline constexpr int kAccBytes = kWarps * kMaxRows * 64;  // down: 16 outputs of 16 rows a warp
 inline constexpr int kScratchBytes = kRedBytes + kAccBytes;
 
@@ -36,7 +36,8 @@ struct Context {
   unsigned char* x;  // activations of up to eight columns
   int thread, warp, lane, block, blocks, slots;
   int current = 0;  // of s.layers
-  int staged = 0;   // part_cols of the layout in which x holds the step's normed rows; 0: it does not
+  int staged =
+      0;  // part_cols of the layout in which x holds the step's normed rows; 0: it does not
   int slot = 0;
   std::uint32_t phase = 0;
   std::uint32_t target = 0;  // of the grid barrier

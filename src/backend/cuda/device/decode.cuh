@@ -17,7 +17,8 @@ inline constexpr float kPostE2M1 = 0x1p62F;  // weights arrive as value * 2^-126
 
 // Eight nibbles to the four registers of one 16 x 16 fragment. Low half of register r: sign,
 // exponent, exponent, mantissa at bits 15,8,7,6 of the word shifted left by 3 r; the last register
-// takes the bits between. The high half repeats it 16 bits up (backend/cuda/pack.cc is the inverse).
+// takes the bits between. The high half repeats it 16 bits up (backend/cuda/pack.cc is the
+// inverse).
 __device__ __forceinline__ void decode_e2m1(std::uint32_t w, std::uint32_t (&a)[4]) {
   a[0] = w & 0x81C081C0U;
   a[1] = (w << 3) & 0x81C081C0U;
@@ -41,7 +42,8 @@ __device__ __forceinline__ void decode_scales(std::uint32_t s, float (&f)[4]) {
 }
 
 // Eight consecutive cached values (bytes of E4M3, or BF16) as four pairs; E4M3 times 2^-120.
-__device__ __forceinline__ void load_octet(const unsigned char* p, bool fp8, std::uint32_t (&r)[4]) {
+__device__ __forceinline__ void load_octet(const unsigned char* p, bool fp8,
+                                           std::uint32_t (&r)[4]) {
   if (fp8) {
     const uint2 v = __ldcg(reinterpret_cast<const uint2*>(p));
     decode_e4m3(__byte_perm(v.x, 0, 0x3120), r[0], r[1]);

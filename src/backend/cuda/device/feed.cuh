@@ -49,7 +49,8 @@ struct Feed {
       unsigned char* to = acquire(count * piece);
       if (to == nullptr) return;
       for (int i = 0; i < count; ++i) {
-        bulk_copy(to + i * piece, from + i * m.group_bytes + static_cast<std::int64_t>(chunk) * piece,
+        bulk_copy(to + i * piece,
+                  from + i * m.group_bytes + static_cast<std::int64_t>(chunk) * piece,
                   static_cast<std::uint32_t>(piece), &s.full[slot]);
       }
       release();
@@ -135,7 +136,8 @@ struct Feed {
     for_units_of(total, offset, rows, block, blocks, f);
   }
   template <typename F>
-  __device__ static void for_units_of(int total, int offset, int rows, int block, int blocks, F&& f) {
+  __device__ static void for_units_of(int total, int offset, int rows, int block, int blocks,
+                                      F&& f) {
     if (rows <= kColumns) {
       const int start = (block + blocks - offset % blocks) % blocks;
       for (int unit = start; unit < total; unit += blocks) f(unit);

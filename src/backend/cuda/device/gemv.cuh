@@ -133,8 +133,8 @@ __device__ __forceinline__ float post_factor(Format format) {
 __device__ __noinline__ float4 wave_product(Context& c, const Matrix& m, int groups,
                                             std::uint32_t x, bool on) {
   float acc[4] = {};
-#define ML_STEPS(F, N)                          \
-  case N:                                       \
+#define ML_STEPS(F, N)                           \
+  case N:                                        \
     wave_chunks<F, N>(c, m, groups, x, on, acc); \
     break
   switch (m.format) {
@@ -176,7 +176,8 @@ __device__ __forceinline__ float add_parts(int parts, F&& part) {
     case 4:
       return (part(0) + part(1)) + (part(2) + part(3));
     default:
-      return ((part(0) + part(1)) + (part(2) + part(3))) + ((part(4) + part(5)) + (part(6) + part(7)));
+      return ((part(0) + part(1)) + (part(2) + part(3))) +
+             ((part(4) + part(5)) + (part(6) + part(7)));
   }
 }
 

@@ -19,7 +19,8 @@ __device__ __forceinline__ float row_factor(const float* scales, int row) {
 
 __device__ __noinline__ void embed_stage(Context& c) {
   const int vectors = c.p.shape.hidden / 8;
-  for (int i = c.block * kThreads + c.thread; i < c.step().rows * vectors; i += c.blocks * kThreads) {
+  for (int i = c.block * kThreads + c.thread; i < c.step().rows * vectors;
+       i += c.blocks * kThreads) {
     const int row = i / vectors;
     reinterpret_cast<uint4*>(c.p.hidden)[i] =
         __ldg(reinterpret_cast<const uint4*>(c.p.embed) +
@@ -51,9 +52,8 @@ __device__ __noinline__ void output_stage(Context& c) {
     const int n = min(kColumns, c.step().rows - first);
     sync(c);
     clear_rows(c, layout, n);
-    stage_rows(c, layout, 0, n, [&](int r) {
-      return c.p.attended + static_cast<std::int64_t>(first + r) * m.cols;
-    });
+    stage_rows(c, layout, 0, n,
+               [&](int r) { return c.p.attended + static_cast<std::int64_t>(first + r) * m.cols; });
     sync(c);
     share_product(c, m, n, [&](int group, int i, int column, float sum) {
       const int out = group * 16 + i;
@@ -106,8 +106,8 @@ __device__ __noinline__ void router_stage(Context& c) {
           mma(acc, w[2 * i + 1].x, w[2 * i + 1].y, w[2 * i + 1].z, w[2 * i + 1].w, b.z, b.w);
         }
       }
-      const float* red =
-          publish(c, {acc[0] * kPostBF16, acc[1] * kPostBF16, acc[2] * kPostBF16, acc[3] * kPostBF16});
+      const float* red = publish(
+          c, {acc[0] * kPostBF16, acc[1] * kPostBF16, acc[2] * kPostBF16, acc[3] * kPostBF16});
       if (c.thread < 128 && (c.thread & 7) < n) {
         const int row = first + (c.thread & 7);
         const int i = c.thread >> 3;
@@ -192,8 +192,7 @@ __device__ __forceinline__ void route_row(Context& c, int row) {
   }
   __syncwarp();
   if (c.lane < s.chosen) {
-    c.s.route_weight[row][c.lane] =
-        s.routed_scale * __fdiv_rn(c.s.route_weight[row][c.lane], sum);
+    c.s.route_weight[row][c.lane] = s.routed_scale * __fdiv_rn(c.s.route_weight[row][c.lane], sum);
   }
 }
 
@@ -326,20 +325,21 @@ __device__ __noinline__ void gate_up_stage(Context& c) {
     const int total = (t.passes - t.shared_passes) * m.row_groups;
     int staged_pass = -1;
     if (rows <= kColumns && c.staged != m.part_cols) stage(layout, rows, Rows{0, nullptr});
-    Feed::for_units_of(total, layer.shared_gate_up.row_groups, rows, c.block, c.blocks, [&](int unit) {
-      const int pass = t.shared_passes + unit / m.row_groups;
-      const int first = t.first[pass];
-      const int count = t.count[pass];
-      int row = own < count ? t.slot_row[first + own] : 0;
-      if (rows > kColumns) {
-        if (staged_pass != pass) stage(layout, count, Rows{first, t.slot_row});
-        staged_pass = pass;
-        row = own;
-      }
-      const float* scales =
-          m.row_scale != nullptr ? m.row_scale + t.expert[pass] * 16 * m.row_groups : nullptr;
-      gate_up_unit(c, m, column(c, layout, row), scales, unit % m.row_groups, first, count);
-    });
+    Feed::for_units_of(
+        total, layer.shared_gate_up.row_groups, rows, c.block, c.blocks, [&](int unit) {
+          const int pass = t.shared_passes + unit / m.row_groups;
+          const int first = t.first[pass];
+          const int count = t.count[pass];
+          int row = own < count ? t.slot_row[first + own] : 0;
+          if (rows > kColumns) {
+            if (staged_pass != pass) stage(layout, count, Rows{first, t.slot_row});
+            staged_pass = pass;
+            row = own;
+          }
+          const float* scales =
+              m.row_scale != nullptr ? m.row_scale + t.expert[pass] * 16 * m.row_groups : nullptr;
+          gate_up_unit(c, m, column(c, layout, row), scales, unit % m.row_groups, first, count);
+        });
   }
   c.staged = 0;
   if (c.block == 0) {
@@ -454,8 +454,7 @@ __device__ __noinline__ void head_stage(Context& c) {
   const int n_all = c.step().logit_rows;
   for (int first = 0; first < n_all; first += kColumns) {
     const int n = min(kColumns, n_all - first);
-    stage_norm(c, layout, c.p.hidden, c.p.final_norm, n,
-               Rows{first, c.step().logit_row},
+    stage_norm(c, layout, c.p.hidden, c.p.final_norm, n, Rows{first, c.step().logit_row},
                c.block == 0 ? c.p.normed : nullptr);
     share_product(c, m, n, [&](int group, int i, int column, float sum) {
       const int out = group * 16 + i;

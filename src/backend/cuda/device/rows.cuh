@@ -67,8 +67,8 @@ __device__ __forceinline__ uint4 scale_by_norm(uint4 v, uint4 w, float factor) {
 }
 
 // Normalises rows row_of(0..n-1) of `from` [*, hidden] into staged rows 0..n-1. The sum of squares:
-// thread t takes columns 8 t + 2048 k in ascending order, then lanes in halves, then the eight warps
-// in the fixed tree. `out`, if given, takes the unscaled rows too.
+// thread t takes columns 8 t + 2048 k in ascending order, then lanes in halves, then the eight
+// warps in the fixed tree. `out`, if given, takes the unscaled rows too.
 struct Rows {
   int first;
   const std::int32_t* list;  // null: rows first, first + 1, ...
@@ -110,8 +110,8 @@ __device__ __noinline__ void stage_norm(Context& c, Layout layout, const std::ui
     for (int r = 0; r < 4; ++r) {
       const float* parts = c.s.sums[c.norm_turn][r];
       const float total = add_parts(kWarps, [&](int i) { return parts[i]; });
-      factor[r] = __fdiv_rn(
-          1.0F, __fsqrt_rn(__fdiv_rn(total, static_cast<float>(hidden)) + c.p.shape.eps));
+      factor[r] =
+          __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(total, static_cast<float>(hidden)) + c.p.shape.eps));
     }
     c.norm_turn ^= 1;
 #pragma unroll
@@ -138,7 +138,8 @@ __device__ __noinline__ void stage_norm(Context& c, Layout layout, const std::ui
 // Copies BF16 rows at(0..n-1), layout.cols values each, into staged rows first..first+n-1. The
 // caller synchronises around it.
 template <typename A>
-__device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int first, int n, A&& at) {
+__device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int first, int n,
+                                           A&& at) {
   const int vectors = layout.cols / 8;
   for (int i = c.thread; i < n * vectors; i += kThreads) {
     const int row = i / vectors;

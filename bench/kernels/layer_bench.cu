@@ -1,0 +1,524 @@
+// Full-size sparse layers of one rank of a tensor-parallel group of four: distinct random weights
+// for every layer, so that nothing is read from a cache that decoding would not find there. The
+// native chain (a graph of one launch per stage) and the fused kernel (one launch for all layers)
+// run in turn on the same step; their results must be the same bits. No exchange between ranks is
+// part of it.
+//
+//   bench_cuda_layer [layers=57] [context=8192] [rows=1,4,16] [runs=15] [json=FILE]
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/device/ptx.cuh"
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/model.h"
+#include "backend/cuda/pack.h"
+
+namespace cuda = monolayer::cuda;
+using cuda::Format;
+using cuda::Layer;
+using cuda::Matrix;
+using cuda::Params;
+using cuda::Step;
+
+#define CHECK(call)                                                      \
+  do {                                                                   \
+    const cudaError_t check_error = (call);                              \
+    if (check_error != cudaSuccess) {                                    \
+      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, \
+                   cudaGetErrorString(check_error));                     \
+      std::exit(1);                                                      \
+    }                                                                    \
+  } while (false)
+
+namespace {
+
+__device__ std::uint32_t hash(std::uint64_t x) {
+  x ^= x >> 31;
+  x *= 0x7fb5d329728ea185ULL;
+  x ^= x >> 27;
+  x *= 0x81dadef4bc2dd44dULL;
+  return static_cast<std::uint32_t>(x >> 32);
+}
+
+// kind 0: E4M3 codes without NaN; 1: MXFP4 tiles with scales about 2^-9; 2: BF16 of about 2^-6.
+__global__ void fill(std::uint32_t* out, std::uint64_t words, int kind, std::uint64_t seed) {
+  for (std::uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < words;
+       i += std::uint64_t{gridDim.x} * blockDim.x) {
+    std::uint32_t w = hash(seed + i);
+    if (kind == 0) {
+      w &= 0xF7F7F7F7U;
+    } else if (kind == 1) {
+      if (i % 136 >= 128) w = (w & 0x01010101U) + 0x75757575U;
+    } else {
+      w = (w & 0x807F807FU) | 0x3C803C80U;
+    }
+    out[i] = w;
+  }
+}
+
+__global__ void stream(const uint4* from, std::uint64_t vectors, std::uint32_t* sink) {
+  std::uint32_t sum = 0;
+  const std::uint64_t step = std::uint64_t{gridDim.x} * blockDim.x;
+  std::uint64_t i = blockIdx.x * std::uint64_t{blockDim.x} + threadIdx.x;
+  for (; i + 7 * step < vectors; i += 8 * step) {
+    uint4 v[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = __ldcs(from + i + k * step);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sum += v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+  }
+  sink[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}
+
+struct Bench {
+  int layers = 57, context = 8192, runs = 15, blocks = 0, shared_limit = 0;
+  std::vector<int> rows{1, 2, 4, 8, 16};
+  cudaStream_t stream_ = nullptr;
+  Params p{};
+  std::vector<Layer> host_layers;
+  std::uint64_t seed = 1;
+  std::uint64_t weight_bytes = 0;
+
+  template <typename T>
+  T* allocate(std::uint64_t count) {
+    void* data = nullptr;
+    CHECK(cudaMalloc(&data, count * sizeof(T)));
+    return static_cast<T*>(data);
+  }
+  unsigned char* random(std::uint64_t bytes, int kind) {
+    auto* data = allocate<unsigned char>(bytes);
+    fill<<<2048, 256>>>(reinterpret_cast<std::uint32_t*>(data), bytes / 4, kind, seed);
+    CHECK(cudaGetLastError());
+    seed += bytes;
+    return data;
+  }
+  Matrix matrix(Format format, int out, int cols, int parts, int copies, std::int64_t* stride) {
+    Matrix m = cuda::describe(format, out, cols, parts);
+    const auto bytes = static_cast<std::uint64_t>(cuda::packed_bytes(m));
+    m.data = random(bytes * copies, format == Format::kE4M3 ? 0 : 1);
+    weight_bytes += bytes * copies;
+    if (stride != nullptr) *stride = static_cast<std::int64_t>(bytes);
+    if (format == Format::kE4M3) {
+      std::vector<float> scales(static_cast<std::size_t>(out), 1e-4F);
+      auto* at = allocate<float>(scales.size());
+      CHECK(cudaMemcpy(at, scales.data(), scales.size() * 4, cudaMemcpyHostToDevice));
+      m.row_scale = at;
+    }
+    return m;
+  }
+  std::uint16_t* zeros(int n) {
+    auto* data = allocate<std::uint16_t>(static_cast<std::uint64_t>(n));
+    CHECK(cudaMemset(data, 0, static_cast<std::size_t>(n) * 2));
+    return data;
+  }
+  void build();
+  void set_step(int n);
+  void divide(int n, int in_flight);
+  void reset(int n);
+  void native(Params q, int stage_only = -1);
+  void fused(Params q) {
+    CHECK(cudaMemsetAsync(q.barrier, 0, 4, stream_));
+    CHECK(cuda::launch_fused(q, blocks, stream_));
+  }
+  cudaGraphExec_t capture(const std::function<void()>& work) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    work();
+    CHECK(cudaStreamEndCapture(stream_, &graph));
+    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    CHECK(cudaGraphDestroy(graph));
+    return exec;
+  }
+  float time(const std::function<void()>& work) {
+    static cudaEvent_t begin = nullptr;
+    static cudaEvent_t end = nullptr;
+    if (begin == nullptr) {
+      CHECK(cudaEventCreate(&begin));
+      CHECK(cudaEventCreate(&end));
+    }
+    CHECK(cudaEventRecord(begin, stream_));
+    work();
+    CHECK(cudaEventRecord(end, stream_));
+    CHECK(cudaEventSynchronize(end));
+    float ms = 0;
+    CHECK(cudaEventElapsedTime(&ms, begin, end));
+    return ms;
+  }
+  std::vector<std::uint16_t> hidden(int n) {
+    std::vector<std::uint16_t> values(static_cast<std::size_t>(n) * 6144);
+    CHECK(cudaMemcpy(values.data(), p.hidden, values.size() * 2, cudaMemcpyDeviceToHost));
+    return values;
+  }
+  void check_record() {
+    cuda::Record r;
+    CHECK(cudaMemcpy(&r, p.record, sizeof r, cudaMemcpyDeviceToHost));
+    if (r.set == 0) return;
+    std::printf("GAVE UP: block %u layer %u stage %u expected %u saw %u\n", r.block, r.layer,
+                r.stage, r.expected, r.seen);
+    CHECK(cudaMemset(p.record, 0, sizeof r));
+  }
+  double expert_reads(int n);
+};
+
+void Bench::build() {
+  CHECK(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0));
+  CHECK(cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+  CHECK(cuda::prepare_kernels(shared_limit));
+  CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  auto& s = p.shape;
+  s.hidden = 6144;
+  s.heads = s.group = 16;
+  s.kv_heads = s.index_heads = 1;
+  s.head_dim = s.index_dim = 128;
+  s.rotary = 64;
+  s.block_size = 128;
+  s.topk = 16;
+  s.init_blocks = 0;
+  s.local_blocks = 1;
+  s.experts = 128;
+  s.chosen = 4;
+  s.expert_width = s.mid_width = 768;
+  s.vocab = 0;
+  s.q_at = 0;
+  s.k_at = 2048;
+  s.v_at = 2176;
+  s.index_q_at = 2304;
+  s.index_k_at = 2432;
+  s.projected = 2560;
+  s.kv_fp8 = s.index_fp8 = 1;
+  s.eps = 1e-6F;
+  s.routed_scale = 2.0F;
+  s.alpha = 1.702F;
+  s.limit = 7.0F;
+  s.beta = 1.0F;
+  s.k_scale = s.v_scale = s.index_scale = 0.02F;
+  s.score_scale = 0.02F / std::sqrt(128.0F);
+
+  const int pages = context / 128 + 1;
+  const std::uint64_t page_bytes = std::uint64_t{16} * pages * 128 * 128;
+  std::uint16_t* norm = zeros(6144);
+  std::uint16_t* head_norm = zeros(128);
+  auto* bias = reinterpret_cast<float*>(zeros(256));
+  for (int l = 0; l < layers; ++l) {
+    Layer layer;
+    layer.sparse = layer.moe = layer.shared = 1;
+    layer.qkv = matrix(Format::kE4M3, 2560, 6144, 8, 1, nullptr);
+    layer.o = matrix(Format::kE4M3, 6144, 2048, 2, 1, nullptr);
+    layer.router = cuda::describe_router(Format::kBF16, 128, 6144, 8);
+    layer.router.data = random(static_cast<std::uint64_t>(cuda::packed_bytes(layer.router)), 2);
+    weight_bytes += static_cast<std::uint64_t>(cuda::packed_bytes(layer.router));
+    layer.gate_up = matrix(Format::kMXFP4, 1536, 6144, 8, 128, &layer.gate_up_stride);
+    layer.down = matrix(Format::kMXFP4, 6144, 768, 2, 128, &layer.down_stride);
+    layer.shared_gate_up = matrix(Format::kMXFP4, 1536, 6144, 8, 1, nullptr);
+    layer.shared_down = matrix(Format::kMXFP4, 6144, 768, 2, 1, nullptr);
+    layer.input_norm = layer.post_norm = norm;
+    layer.q_norm = layer.k_norm = layer.index_q_norm = layer.index_k_norm = head_norm;
+    layer.router_bias = bias;
+    layer.k_cache = random(page_bytes, 0);
+    layer.v_cache = random(page_bytes, 0);
+    layer.index_cache = random(page_bytes, 0);
+    host_layers.push_back(layer);
+  }
+  auto* device_layers = allocate<Layer>(host_layers.size());
+  CHECK(cudaMemcpy(device_layers, host_layers.data(), host_layers.size() * sizeof(Layer),
+                   cudaMemcpyHostToDevice));
+  p.layers = device_layers;
+  p.step = allocate<Step>(1);
+  std::vector<std::int32_t> tables(static_cast<std::size_t>(16 * pages));
+  for (std::size_t i = 0; i < tables.size(); ++i) {
+    tables[i] = static_cast<std::int32_t>(i * 37 % tables.size());
+  }
+  while (std::set<std::int32_t>(tables.begin(), tables.end()).size() != tables.size()) {
+    for (std::size_t i = 0; i < tables.size(); ++i) tables[i] = static_cast<std::int32_t>(i);
+  }
+  auto* device_tables = allocate<std::int32_t>(tables.size());
+  CHECK(cudaMemcpy(device_tables, tables.data(), tables.size() * 4, cudaMemcpyHostToDevice));
+  p.pages = device_tables;
+  p.table_stride = pages;
+  p.hidden = allocate<std::uint16_t>(16 * 6144);
+  p.middle = allocate<std::uint16_t>(16 * 6144);
+  p.projected = allocate<float>(16 * 2560);
+  p.q = allocate<std::uint16_t>(16 * 2048);
+  p.index_q = allocate<std::uint16_t>(16 * 128);
+  p.score_stride = pages * 8;
+  p.scores = allocate<float>(static_cast<std::uint64_t>(16) * p.score_stride);
+  p.block_ids = allocate<std::int32_t>(16 * 16);
+  p.max_chunks = 16;
+  p.partials = allocate<float>(16 * 16 * 16 * 130);
+  p.attended = allocate<std::uint16_t>(16 * 2048);
+  p.router = allocate<float>(8 * 16 * 128);
+  p.mid = allocate<std::uint16_t>(80 * 768);
+  p.table = allocate<cuda::Table>(1);
+  p.barrier = allocate<std::uint32_t>(32);
+  p.record = allocate<cuda::Record>(1);
+  CHECK(cudaMemset(p.record, 0, sizeof(cuda::Record)));
+  p.deadline_ns = 2'000'000'000;
+  p.stall_block = -1;
+  p.first_layer = 0;
+  p.last_layer = layers;
+  CHECK(cudaDeviceSynchronize());
+}
+
+void Bench::set_step(int n) {
+  Step s;
+  std::memset(&s, 0, sizeof s);
+  s.rows = n;
+  s.max_groups = (context - 1) / 16 + 1;
+  s.max_chunks[1] = std::min(16, (context - 1) / 128 + 1);
+  s.max_chunks[0] = (context - 1) / 128 + 1;
+  s.score = s.max_chunks[0] > 16 ? 1 : 0;
+  for (int r = 0; r < n; ++r) {
+    s.position[r] = context - 1;
+    s.table[r] = r;
+    for (int i = 0; i < 32; ++i) {
+      const double angle = s.position[r] * std::pow(5e6, -2.0 * i / 64);
+      s.rope[r][i] = static_cast<float>(std::cos(angle));
+      s.rope[r][32 + i] = static_cast<float>(std::sin(angle));
+    }
+  }
+  CHECK(cudaMemcpy(const_cast<Step*>(p.step), &s, sizeof s, cudaMemcpyHostToDevice));
+}
+
+void Bench::divide(int n, int in_flight) {
+  const int row = std::max(cuda::staged_row_bytes(host_layers[0].qkv),
+                           cuda::staged_row_bytes(host_layers[0].o));
+  if (!cuda::plan_shared_memory(n, row, 128 * (128 + 16), shared_limit, p)) std::exit(1);
+  if (in_flight > 0) p.in_flight = std::min(in_flight, p.slots);
+}
+
+void Bench::reset(int n) {
+  fill<<<64, 256, 0, stream_>>>(reinterpret_cast<std::uint32_t*>(p.hidden),
+                                static_cast<std::uint64_t>(n) * 6144 / 2, 2, 99);
+}
+
+void Bench::native(Params q, int stage_only) {
+  for (int l = 0; l < layers; ++l) {
+    q.first_layer = l;
+    q.last_layer = l + 1;
+    for (int stage = cuda::kQkv; stage <= cuda::kDown; ++stage) {
+      if (stage_only >= 0 && stage != stage_only) continue;
+      if (stage == cuda::kScore && context <= 2048) continue;
+      CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, blocks, stream_));
+    }
+  }
+}
+
+// Experts read per layer, on average over the layers.
+double Bench::expert_reads(int n) {
+  reset(n);
+  double sum = 0;
+  for (int l = 0; l < layers; ++l) {
+    Params q = p;
+    q.first_layer = l;
+    q.last_layer = l + 1;
+    for (int stage = cuda::kQkv; stage <= cuda::kDown; ++stage) {
+      if (stage == cuda::kScore && context <= 2048) continue;
+      CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, blocks, stream_));
+    }
+    cuda::Table t;
+    CHECK(cudaStreamSynchronize(stream_));
+    CHECK(cudaMemcpy(&t, p.table, sizeof t, cudaMemcpyDeviceToHost));
+    std::set<int> experts;
+    for (int i = t.shared_passes; i < t.passes; ++i) experts.insert(t.expert[i]);
+    sum += static_cast<double>(experts.size());
+  }
+  return sum / layers;
+}
+
+double median(std::vector<float> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+const char* kNames[] = {"embed",  "qkv",    "heads",   "score", "attend", "merge",
+                        "output", "router", "gate_up", "down",  "head"};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Bench b;
+  std::string json_file;
+  bool sweep = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    const std::string value = arg.substr(arg.find('=') + 1);
+    if (arg.rfind("layers=", 0) == 0) b.layers = std::atoi(value.c_str());
+    if (arg.rfind("context=", 0) == 0) b.context = std::atoi(value.c_str());
+    if (arg.rfind("runs=", 0) == 0) b.runs = std::atoi(value.c_str());
+    if (arg.rfind("json=", 0) == 0) json_file = value;
+    if (arg == "sweep") sweep = true;
+    if (arg.rfind("rows=", 0) == 0) {
+      b.rows.clear();
+      for (const char* at = value.c_str(); *at != 0;) {
+        char* end = nullptr;
+        b.rows.push_back(static_cast<int>(std::strtol(at, &end, 10)));
+        at = *end == ',' ? end + 1 : end;
+      }
+    }
+  }
+  b.build();
+  const Layer& l0 = b.host_layers[0];
+  const double fixed = static_cast<double>(
+      cuda::packed_bytes(l0.qkv) + cuda::packed_bytes(l0.o) + cuda::packed_bytes(l0.router) +
+      cuda::packed_bytes(l0.shared_gate_up) + cuda::packed_bytes(l0.shared_down));
+  const double expert = static_cast<double>(l0.gate_up_stride + l0.down_stride);
+  std::vector<float> streams;
+  auto* sink = b.allocate<std::uint32_t>(static_cast<std::uint64_t>(b.blocks) * 512);
+  const auto vectors = static_cast<std::uint64_t>(l0.gate_up_stride) * 128 / 16;
+  const auto one_stream = [&](int layer) {
+    return b.time([&] {
+      stream<<<b.blocks, 512, 0, b.stream_>>>(
+          reinterpret_cast<const uint4*>(
+              b.host_layers[static_cast<std::size_t>(layer)].gate_up.data),
+          vectors, sink);
+    });
+  };
+  std::string json = "{\"layers\": " + std::to_string(b.layers) +
+                     ", \"context\": " + std::to_string(b.context) +
+                     ", \"weight_bytes\": " + std::to_string(b.weight_bytes) + ", \"rows\": [";
+  std::printf("%d layers, %.1f GB of weights, context %d, %d blocks\n", b.layers,
+              static_cast<double>(b.weight_bytes) / 1e9, b.context, b.blocks);
+  std::printf(
+      "rows experts      MB | native us   GB/s  share | fused us   GB/s  share | ratio same\n");
+  bool first_row = true;
+  for (const int n : b.rows) {
+    b.set_step(n);
+    b.divide(n, 0);
+    const double experts = b.expert_reads(n);
+    const double chunk_bytes = std::min(b.context, 2048) * 256.0;
+    const double bytes =
+        fixed + experts * expert + n * (chunk_bytes + (b.context > 2048 ? b.context * 128.0 : 0.0));
+    cudaGraphExec_t native_graph = b.capture([&] { b.native(b.p); });
+    cudaGraphExec_t fused_graph = b.capture([&] { b.fused(b.p); });
+    std::vector<float> native_ms;
+    std::vector<float> fused_ms;
+    std::vector<std::uint16_t> native_out;
+    bool same = true;
+    for (int i = 0; i < b.runs; ++i) {
+      b.reset(n);
+      native_ms.push_back(b.time([&] { CHECK(cudaGraphLaunch(native_graph, b.stream_)); }));
+      const auto a = b.hidden(n);
+      b.reset(n);
+      fused_ms.push_back(b.time([&] { CHECK(cudaGraphLaunch(fused_graph, b.stream_)); }));
+      const auto c = b.hidden(n);
+      same = same && a == c;
+      if (i == 0) native_out = a;
+      same = same && a == native_out;
+      streams.push_back(one_stream(i % b.layers));
+      b.check_record();
+    }
+    const double stream_rate = static_cast<double>(vectors) * 16 / median(streams) / 1e6;
+    const double native_us = median(native_ms) * 1e3 / b.layers;
+    const double fused_us = median(fused_ms) * 1e3 / b.layers;
+    std::printf(
+        "%4d %7.2f %7.1f | %9.2f %6.0f %5.1f%% | %8.2f %6.0f %5.1f%% | %5.2f %s (slots %d, in "
+        "flight %d; stream %.0f GB/s)\n",
+        n, experts, bytes / 1e6, native_us, bytes / native_us / 1e3,
+        bytes / native_us / 10 / stream_rate, fused_us, bytes / fused_us / 1e3,
+        bytes / fused_us / 10 / stream_rate, native_us / fused_us, same ? "yes" : "NO", b.p.slots,
+        b.p.in_flight, stream_rate);
+    char line[512];
+    std::snprintf(line, sizeof line,
+                  "%s{\"rows\": %d, \"experts\": %.2f, \"bytes_a_layer\": %.0f, "
+                  "\"native_us_a_layer\": %.2f, \"fused_us_a_layer\": %.2f, "
+                  "\"fused_us_best\": %.2f, \"stream_gb_s\": %.0f, \"same_bits\": %s",
+                  first_row ? "" : ", ", n, experts, bytes, native_us, fused_us,
+                  *std::min_element(fused_ms.begin(), fused_ms.end()) * 1e3 / b.layers, stream_rate,
+                  same ? "true" : "false");
+    json += line;
+    first_row = false;
+    // Timeline of the fused kernel: cycles of work and of waiting, mean over layers and blocks.
+    const std::size_t per_layer = static_cast<std::size_t>(cuda::kStages) * 2 * b.blocks;
+    auto* stamps = b.allocate<std::uint32_t>(per_layer * b.layers);
+    CHECK(cudaMemset(stamps, 0, per_layer * b.layers * 4));
+    Params q = b.p;
+    q.stamps = stamps;
+    b.reset(n);
+    b.fused(q);
+    CHECK(cudaStreamSynchronize(b.stream_));
+    std::vector<std::uint32_t> host(per_layer * b.layers);
+    CHECK(cudaMemcpy(host.data(), stamps, host.size() * 4, cudaMemcpyDeviceToHost));
+    CHECK(cudaFree(stamps));
+    double work[cuda::kStages] = {}, waited[cuda::kStages] = {}, slowest[cuda::kStages] = {};
+    double total = 0;
+    for (int l = 1; l < b.layers; ++l) {
+      double largest[cuda::kStages] = {};
+      for (int block = 0; block < b.blocks; ++block) {
+        const auto at = [&](int layer, int stage, int which) {
+          return host[static_cast<std::size_t>(layer) * per_layer +
+                      (static_cast<std::size_t>(stage) * 2 + which) * b.blocks + block];
+        };
+        std::uint32_t previous = at(l - 1, cuda::kDown, 1);
+        for (int stage = cuda::kQkv; stage <= cuda::kDown; ++stage) {
+          if (at(l, stage, 1) == 0) continue;
+          const double w = at(l, stage, 0) - previous;
+          work[stage] += w;
+          largest[stage] = std::max(largest[stage], w);
+          waited[stage] += at(l, stage, 1) - at(l, stage, 0);
+          previous = at(l, stage, 1);
+        }
+        total += previous - at(l - 1, cuda::kDown, 1);
+      }
+      for (int s = 0; s < cuda::kStages; ++s) slowest[s] += largest[s];
+    }
+    const double samples = static_cast<double>(b.layers - 1) * b.blocks;
+    const double scale = b.layers > 1 ? fused_us / (total / samples) : 0;
+    json += ", \"stages\": {";
+    for (int s = cuda::kQkv; s <= cuda::kDown; ++s) {
+      cudaGraphExec_t stage_graph = b.capture([&] { b.native(b.p, s); });
+      std::vector<float> ms;
+      for (int i = 0; i < 5; ++i) {
+        ms.push_back(b.time([&] { CHECK(cudaGraphLaunch(stage_graph, b.stream_)); }));
+      }
+      CHECK(cudaGraphExecDestroy(stage_graph));
+      std::printf(
+          "     %-8s fused: work %5.2f (slowest %5.2f) wait %5.2f us | own launch %5.2f us\n",
+          kNames[s], work[s] / samples * scale, slowest[s] / std::max(1, b.layers - 1) * scale,
+          waited[s] / samples * scale, median(ms) * 1e3 / b.layers);
+      std::snprintf(line, sizeof line,
+                    "%s\"%s\": {\"work_us\": %.2f, \"slowest_us\": %.2f, \"wait_us\": %.2f, "
+                    "\"own_launch_us\": %.2f}",
+                    s == cuda::kQkv ? "" : ", ", kNames[s], work[s] / samples * scale,
+                    slowest[s] / std::max(1, b.layers - 1) * scale, waited[s] / samples * scale,
+                    median(ms) * 1e3 / b.layers);
+      json += line;
+    }
+    json += "}}";
+    if (sweep) {
+      for (const int in_flight : {2, 3, 4, 5, 6, 8, 10}) {
+        b.divide(n, in_flight);
+        if (b.p.in_flight < in_flight) break;
+        cudaGraphExec_t graph = b.capture([&] { b.fused(b.p); });
+        std::vector<float> ms;
+        for (int i = 0; i < 9; ++i) {
+          b.reset(n);
+          ms.push_back(b.time([&] { CHECK(cudaGraphLaunch(graph, b.stream_)); }));
+        }
+        CHECK(cudaGraphExecDestroy(graph));
+        std::printf("     in flight %2d: %.2f us\n", in_flight, median(ms) * 1e3 / b.layers);
+      }
+    }
+    CHECK(cudaGraphExecDestroy(native_graph));
+    CHECK(cudaGraphExecDestroy(fused_graph));
+    std::fflush(stdout);
+  }
+  json += "]}\n";
+  if (!json_file.empty()) {
+    if (FILE* file = std::fopen(json_file.c_str(), "w")) {
+      std::fputs(json.c_str(), file);
+      std::fclose(file);
+    }
+  }
+  return 0;
+}
