@@ -60,9 +60,14 @@ LayerStages::LayerStages(const mono::ExecutorConfig& config, const Tiles& tiles,
       rope_(config.shape.rope_theta, config.shape.rotary_dim),
       workers_(static_cast<std::size_t>(workers)) {
   for (const mono::LayerView& layer : config.layers) views_.push_back(view_layer(layer));
+  for (const LayerView& view : views_) {
+    qkv_kinds_.push_back(qkv_kinds(view));
+    mlp_kinds_.push_back(mlp_kinds(view));
+    all_mlp_kinds_ |= mlp_kinds_.back();
+    all_kinds_ |= qkv_kinds_.back() | mlp_kinds_.back();
+  }
   find_kinds();
   measure();
-  rope_table_.reserve(mono::kMaxRows * config_.rotary_dim);
 }
 
 StepContext LayerStages::context(Worker& worker) const {
@@ -86,11 +91,9 @@ void LayerStages::measure() {
   const m3::ModelConfig& c = config_;
   const std::int64_t rows = mono::kMaxRows, parts = kParts / ranks_;
   const CacheOptions& cache = caches_.options(0);
-  unsigned kinds = 0;
   std::int64_t attended = 0, slot = 0, partials = 0;
   bool any_sparse = false;
   for (const LayerView& view : views_) {
-    kinds |= qkv_kinds(view) | mlp_kinds(view);
     attended = std::max(attended, attended_size(view, parts));
     slot = std::max(slot, slot_size(view, parts));
     any_sparse |= view.sparse;
@@ -103,7 +106,7 @@ void LayerStages::measure() {
   }
   std::int64_t normed = c.hidden_size;
   for (int kind = 0; kind < kActivationKinds; ++kind) {
-    if ((kinds >> kind & 1U) != 0) normed += permuted_size(kind, c.hidden_size);
+    if ((all_kinds_ >> kind & 1U) != 0) normed += permuted_size(kind, c.hidden_size);
   }
   const auto set = [&](Region region, std::int64_t floats) {
     largest_[index_of(region)] = floats * kFloat;
@@ -145,10 +148,7 @@ Status LayerStages::prepare(std::span<const mono::StepRow> rows) {
     make_plans();
     key_ = std::move(key);
   }
-  for (std::int64_t r = 0; r < live; ++r) {
-    float* cosine = rope_table_.data() + r * config_.rotary_dim;
-    rope_.angles(step_plan_.row(r).position, cosine, cosine + config_.rotary_dim / 2);
-  }
+  ++step_;
   reserve_scratch();
   return {};
 }
@@ -268,13 +268,12 @@ void LayerStages::place(const mono::LayerPlan& plan) {
       next += count;
     };
     take(act.normed, rows * c.hidden_size);
-    unsigned kinds = 0;
-    for (const LayerView& view : views_) kinds |= qkv_kinds(view) | mlp_kinds(view);
     for (int kind = 0; kind < kActivationKinds; ++kind) {
-      if ((kinds >> kind & 1U) == 0) continue;
+      if ((all_kinds_ >> kind & 1U) == 0) continue;
       take(act.rows[static_cast<std::size_t>(kind)], rows * permuted_size(kind, c.hidden_size));
     }
-    act.rope.borrow(rope_table_);
+    workers_[w].rope.reserve(rows * c.rotary_dim);
+    act.rope.borrow(workers_[w].rope);
     all_of(act.projected, Region::kProjected);
     next = at(Region::kHeads);
     take(act.q, rows * c.num_heads * padded_columns(cache_format(cache.kv), c.head_dim));
@@ -299,8 +298,6 @@ void LayerStages::place(const mono::LayerPlan& plan) {
 void LayerStages::reserve_scratch() {
   const m3::ModelConfig& c = config_;
   const std::int64_t slots = step_plan_.rows() * (c.experts_per_token + 1);
-  unsigned kinds = 0;
-  for (const LayerView& view : views_) kinds |= mlp_kinds(view);
   for (Worker& worker : workers_) {
     const StepContext step = context(worker);
     std::int64_t floats = std::max(
@@ -317,7 +314,7 @@ void LayerStages::reserve_scratch() {
     worker.stream.reserve(step_plan_.rows() * c.hidden_size);
     worker.roots.reserve(step_plan_.rows() * c.hidden_size);
     for (int kind = 0; kind < kActivationKinds; ++kind) {
-      if ((kinds >> kind & 1U) == 0 || step_plan_.rows() == 1) continue;
+      if ((all_mlp_kinds_ >> kind & 1U) == 0 || step_plan_.rows() == 1) continue;
       auto& gathered = worker.gathered[static_cast<std::size_t>(kind)];
       gathered.reserve(slots * permuted_size(kind, c.hidden_size));
       worker.act.gathered[static_cast<std::size_t>(kind)].borrow(gathered);

@@ -57,6 +57,8 @@ class LayerStages : public mono::TaskRunner {
   struct Worker {
     Activations act;  // borrowed, but what it keeps for itself
     Buffer<float> scratch, stream, roots;
+    Buffer<float> rope;
+    std::uint64_t rope_step = 0;  // the step whose angles `rope` holds
     std::array<Buffer<float>, kActivationKinds> gathered;
     std::vector<std::int32_t> ids;
     MlpPlan mlp;
@@ -114,10 +116,12 @@ class LayerStages : public mono::TaskRunner {
   std::vector<ScoreTile> score_tiles_;
   ScoreSlab slab_;
   std::array<std::int64_t, mono::kRegions> largest_{};
+  std::vector<unsigned> qkv_kinds_, mlp_kinds_;  // [layer]
+  unsigned all_kinds_ = 0, all_mlp_kinds_ = 0;
+  std::uint64_t step_ = 0;  // prepared so far
 
   Buffer<std::byte> memory_;
   std::size_t memory_bytes_ = 0;
-  Buffer<float> rope_table_;
   std::vector<Worker> workers_;
   std::vector<std::int32_t> selections_;
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "backend/cpu/layer_stages.h"
 #include "backend/cpu/qkv.h"
@@ -84,7 +85,7 @@ bool LayerStages::run_task(std::int64_t layer, const mono::LayerPlan& plan, int 
     case mono::Stage::kOutput:
       return output(step, worker, layer, now.stage, units);
     case mono::Stage::kPostNorm:
-      norm_rows(step, view.post_norm, mlp_kinds(view), units);
+      norm_rows(step, view.post_norm, mlp_kinds_[static_cast<std::size_t>(layer)], units);
       return true;
     case mono::Stage::kRouter:
       router_logits(step, view, units, worker.traffic);
@@ -111,8 +112,12 @@ bool LayerStages::run_task(std::int64_t layer, const mono::LayerPlan& plan, int 
 void LayerStages::input_norm(const StepContext& step, Worker& worker, std::int64_t layer,
                              Range rows) {
   const LayerView& view = views_[static_cast<std::size_t>(layer)];
+  const unsigned kinds = qkv_kinds_[static_cast<std::size_t>(layer)];
+  if (std::exchange(worker.rope_step, step_) != step_) {
+    fill_rope(step, rope_, {0, step_plan_.rows()});
+  }
   if (layer != run_.first) {
-    norm_rows(step, view.input_norm, qkv_kinds(view), rows);
+    norm_rows(step, view.input_norm, kinds, rows);
     return;
   }
   const std::int64_t n = config_.hidden_size;
@@ -134,7 +139,7 @@ void LayerStages::input_norm(const StepContext& step, Worker& worker, std::int64
   Buffer<float> shared;
   shared.borrow(worker.act.hidden);
   worker.act.hidden.borrow(worker.stream);
-  norm_rows(step, view.input_norm, qkv_kinds(view), rows);
+  norm_rows(step, view.input_norm, kinds, rows);
   worker.act.hidden.borrow(shared);
 }
 
