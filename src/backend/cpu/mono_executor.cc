@@ -3,10 +3,12 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "backend/cpu/layer_stages.h"
 #include "backend/cpu/layer_views.h"
+#include "backend/cpu/worker_flag.h"
 #include "core/deadline.h"
 #include "mono/interpreter.h"
 #include "mono/protocol.h"
@@ -41,6 +43,10 @@ class Mono final : public MonoExecutor {
         left_(static_cast<std::size_t>(workers_)),
         logs_(static_cast<std::size_t>(workers_)) {
     policy_.timeout = options.timeout;
+    // Spinning helps only while every worker of every rank may have a core of its own.
+    const int ranks = group_ == nullptr ? 1 : group_->size();
+    const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+    if (workers_ * ranks > cores) spin_ = std::chrono::nanoseconds(0);
     policy_.poison = group_ == nullptr ? &own_poison_ : &group_->poison();
   }
 
@@ -142,28 +148,28 @@ class Mono final : public MonoExecutor {
     }
     if (policy_.poison->raised()) return policy_.poison->status();
     for (std::int64_t layer = first; layer < first + count; ++layer) {
-      base_ += stages_.plan(layer).steps.size();
+      base_ += static_cast<std::uint32_t>(stages_.plan(layer).steps.size());
     }
     return {};
   }
 
   // Flags count the steps a worker has left, through all layers of all runs.
   void walk(int worker, std::int64_t first, std::int64_t count) {
-    mono::Flag& mine = left_[static_cast<std::size_t>(worker)];
-    std::uint64_t base = base_;
+    WorkerFlag& mine = left_[static_cast<std::size_t>(worker)];
+    std::uint32_t base = base_;
     for (std::int64_t layer = first; layer < first + count; ++layer) {
       const mono::LayerPlan& plan = stages_.plan(layer);
       const int steps = static_cast<int>(plan.steps.size());
       for (int s = 0; s < steps; ++s) {
         if (!walk_step(worker, layer, plan, s, base)) return;
-        mine.publish(base + static_cast<std::uint64_t>(s) + 1);
+        mine.publish(base + static_cast<std::uint32_t>(s) + 1);
       }
-      base += static_cast<std::uint64_t>(steps);
+      base += static_cast<std::uint32_t>(steps);
     }
   }
 
   bool walk_step(int worker, std::int64_t layer, const mono::LayerPlan& plan, int s,
-                 std::uint64_t base) {
+                 std::uint32_t base) {
     const mono::PlanStep& step = plan.steps[static_cast<std::size_t>(s)];
     if (options_.before_step != nullptr) {
       options_.before_step(options_.context, layer, step.stage, worker);
@@ -183,15 +189,15 @@ class Mono final : public MonoExecutor {
     return true;
   }
 
-  bool wait(int worker, std::int64_t layer, const mono::PlanStep& step, std::uint64_t base) {
+  bool wait(int worker, std::int64_t layer, const mono::PlanStep& step, std::uint32_t base) {
     for (const mono::Wait& on : step.waits[static_cast<std::size_t>(worker)]) {
-      const mono::Flag& flag = left_[static_cast<std::size_t>(on.worker)];
-      const std::uint64_t value = base + static_cast<std::uint64_t>(on.step + 1);
+      WorkerFlag& flag = left_[static_cast<std::size_t>(on.worker)];
+      const std::uint32_t value = base + static_cast<std::uint32_t>(on.step + 1);
       if (flag.reached(value)) continue;
       const auto before = Clock::now();
       const mono::WaitPlace place{group_ == nullptr ? 0 : group_->rank(), static_cast<int>(layer),
                                   static_cast<int>(step.stage), "worker flags"};
-      const bool ok = flag.wait(value, policy_, place, on.worker);
+      const bool ok = flag.wait(value, spin_, policy_, place, on.worker);
       logs_[static_cast<std::size_t>(worker)].wait_seconds += seconds_between(before, Clock::now());
       if (!ok) return false;
     }
@@ -224,12 +230,13 @@ class Mono final : public MonoExecutor {
   const MonoOptions options_;
   const int workers_;
   LayerStages stages_;
-  std::vector<mono::Flag> left_;
+  std::vector<WorkerFlag> left_;
   std::vector<WorkerLog> logs_;
-  std::uint64_t base_ = 0;
+  std::uint32_t base_ = 0;
   mono::Mailbox mailbox_;
   Poison own_poison_;
   WaitPolicy policy_;
+  std::chrono::nanoseconds spin_ = std::chrono::microseconds(50);
   bool prepared_ = false, begun_ = false, closed_ = false;
   std::int64_t next_layer_ = 0;
   Clock::time_point started_;
