@@ -192,7 +192,7 @@ TEST(Protocol, T_P4_AbandonedStepsLeaveNothing) {
         auto mailbox = make_mailbox(group, shape, 24, scatter_from);
         ML_RETURN_IF_ERROR(mailbox.status());
         std::mt19937 random(3);  // the same on all ranks
-        for (int repeat = 0; repeat < 150; ++repeat) {
+        for (int repeat = 0; repeat < 60; ++repeat) {
           const auto late = static_cast<int>(random() % static_cast<unsigned>(ranks));
           const int abandoned = static_cast<int>(random() % 3);
           const int at = static_cast<int>(random() % 7);
