@@ -44,7 +44,8 @@ class IdleBackend : public mono::LibraryBackend {
  public:
   const mono::DeviceTraits& traits() const override { return FakeBackend::cpu_traits(); }
   Status supports(const mono::ExecutorConfig&) const override { return {}; }
-  std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig, int) override {
+  std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig,
+                                                const mono::BuildOptions&) override {
     return std::make_unique<Build>();
   }
 };

@@ -38,16 +38,18 @@ class OwnedExecutor : public mono::Executor {
 
 class CpuConstruction : public mono::Construction {
  public:
-  CpuConstruction(mono::ExecutorConfig config, int workers, bool pin)
-      : config_(std::move(config)), workers_(workers), pin_(pin) {}
+  CpuConstruction(mono::ExecutorConfig config, const mono::BuildOptions& options, bool pin)
+      : config_(std::move(config)), options_(options), pin_(pin) {}
 
   std::span<const std::string_view> stages() const override { return kStages; }
   Status run(std::size_t stage) override {
     if (stage == 0) {
-      ML_ASSIGN_OR_RETURN(team_, cpu::ThreadTeam::create({.threads = workers_, .pin = pin_}));
+      ML_ASSIGN_OR_RETURN(team_,
+                          cpu::ThreadTeam::create({.threads = options_.workers, .pin = pin_}));
       return {};
     }
-    ML_ASSIGN_OR_RETURN(executor_, cpu::MonoExecutor::create(config_, team_.get(), {}));
+    ML_ASSIGN_OR_RETURN(
+        executor_, cpu::MonoExecutor::create(config_, team_.get(), {.timeout = options_.timeout}));
     return {};
   }
   std::unique_ptr<mono::Executor> finish() override {
@@ -56,7 +58,7 @@ class CpuConstruction : public mono::Construction {
 
  private:
   mono::ExecutorConfig config_;
-  const int workers_;
+  const mono::BuildOptions options_;
   const bool pin_;
   std::unique_ptr<cpu::ThreadTeam> team_;
   std::unique_ptr<mono::Executor> executor_;
@@ -73,13 +75,15 @@ class CpuBackend : public mono::LibraryBackend {
   Status supports(const mono::ExecutorConfig& config) const override {
     return cpu::check_executor_config(config);
   }
-  std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig config, int workers) override {
+  std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig config,
+                                                const mono::BuildOptions& options) override {
+    mono::BuildOptions mine = options;
     // Ranks that are threads of one process would all be bound to the same cores.
     const int ranks = config.group != nullptr ? config.group->size() : 1;
-    if (workers == 0) {
-      workers = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / ranks);
+    if (mine.workers == 0) {
+      mine.workers = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / ranks);
     }
-    return std::make_unique<CpuConstruction>(std::move(config), workers, ranks == 1);
+    return std::make_unique<CpuConstruction>(std::move(config), mine, ranks == 1);
   }
 
  private:

@@ -44,9 +44,9 @@ class CheckedConstruction : public mono::Construction {
 }  // namespace
 
 std::unique_ptr<mono::Construction> CheckedBackend::construct(mono::ExecutorConfig config,
-                                                              int workers) {
-  std::unique_ptr<mono::Construction> fused = fused_.construct(config, workers);
-  return std::make_unique<CheckedConstruction>(std::move(fused), std::move(config), workers,
+                                                              const mono::BuildOptions& options) {
+  std::unique_ptr<mono::Construction> fused = fused_.construct(config, options);
+  return std::make_unique<CheckedConstruction>(std::move(fused), std::move(config), options.workers,
                                                layer_ids_);
 }
 

@@ -24,7 +24,8 @@ class CheckedBackend : public mono::LibraryBackend {
   Status supports(const mono::ExecutorConfig& config) const override {
     return fused_.supports(config);
   }
-  std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig config, int workers) override;
+  std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig config,
+                                                const mono::BuildOptions& options) override;
 
  private:
   mono::LibraryBackend& fused_;

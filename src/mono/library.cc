@@ -108,7 +108,7 @@ Result<std::unique_ptr<Library>> Library::create(LibraryInput input, LibraryBack
   library->storage_ = storage_pointers(input);
   library->limits_ = {config.caches.front().blocks, config.caches.front().index_blocks,
                       config.max_context};
-  const int workers = input.context.worker_threads;
+  const BuildOptions build{input.context.worker_threads, options.timeout};
   library->input_ = std::move(input);
   // From here to the end nothing of this object outlives a failure: closed_ keeps the destructor
   // from speaking of leaks.
@@ -131,7 +131,7 @@ Result<std::unique_ptr<Library>> Library::create(LibraryInput input, LibraryBack
     return {};
   };
   ML_RETURN_IF_ERROR(agree("activation buffers", allocate()));
-  const std::unique_ptr<Construction> construction = backend.construct(std::move(config), workers);
+  const std::unique_ptr<Construction> construction = backend.construct(std::move(config), build);
   const auto stages = construction->stages();
   for (std::size_t i = 0; i < stages.size(); ++i) {
     // Unsupported is a word of the checks: once building has begun it is a failure like any other.

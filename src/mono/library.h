@@ -31,6 +31,12 @@ class Construction {
   virtual std::unique_ptr<Executor> finish() = 0;
 };
 
+// How to build and run.
+struct BuildOptions {
+  int workers = 0;                            // threads of this rank, 0 = the backend's choice
+  std::chrono::milliseconds timeout{10'000};  // of every wait inside a step
+};
+
 // What a backend brings.
 class LibraryBackend {
  public:
@@ -39,8 +45,9 @@ class LibraryBackend {
   // Whether this rank can run these layers: kUnsupported makes all ranks fall back, anything else
   // is an error. Allocates nothing.
   virtual Status supports(const ExecutorConfig& config) const = 0;
-  // `workers`: threads of this rank, 0 = the backend's choice. Allocates nothing yet.
-  virtual std::unique_ptr<Construction> construct(ExecutorConfig config, int workers) = 0;
+  // Allocates nothing yet.
+  virtual std::unique_ptr<Construction> construct(ExecutorConfig config,
+                                                  const BuildOptions& options) = 0;
 };
 
 struct LibraryOptions {

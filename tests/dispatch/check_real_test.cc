@@ -83,8 +83,9 @@ class PlantingBackend : public mono::LibraryBackend {
   Status supports(const mono::ExecutorConfig& config) const override {
     return api::cpu_backend().supports(config);
   }
-  std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig config, int workers) override {
-    auto inner = api::cpu_backend().construct(config, workers);
+  std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig config,
+                                                const mono::BuildOptions& options) override {
+    auto inner = api::cpu_backend().construct(config, options);
     return std::make_unique<Build>(std::move(inner), std::move(config), plant_);
   }
 

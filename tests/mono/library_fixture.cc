@@ -119,7 +119,7 @@ const DeviceTraits& FakeBackend::cpu_traits() {
   return traits;
 }
 
-std::unique_ptr<Construction> FakeBackend::construct(ExecutorConfig config, int) {
+std::unique_ptr<Construction> FakeBackend::construct(ExecutorConfig config, const BuildOptions&) {
   return std::make_unique<FakeConstruction>(std::move(config), *this);
 }
 

@@ -59,7 +59,8 @@ class FakeBackend : public LibraryBackend {
   static const DeviceTraits& cpu_traits();
   const DeviceTraits& traits() const override { return traits_; }
   Status supports(const ExecutorConfig&) const override { return support; }
-  std::unique_ptr<Construction> construct(ExecutorConfig config, int workers) override;
+  std::unique_ptr<Construction> construct(ExecutorConfig config,
+                                          const BuildOptions& options) override;
 
   Status support;       // of this rank
   int fail_stage = -1;  // which construction stage fails

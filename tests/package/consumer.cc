@@ -1,6 +1,10 @@
 // The library from C++: the same tiny model on one rank and on groups of threads, all with the same
 // bits.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdio>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -96,6 +100,26 @@ std::uint64_t decode(const std::vector<ml_layer_spec>& whole, std::int32_t rank,
   return sum;
 }
 
+// The same on two processes that share nothing but a token.
+bool processes_agree(const std::vector<ml_layer_spec>& whole, std::uint64_t expected) {
+  const std::string token = "stranger-" + std::to_string(getpid());
+  const pid_t child = fork();
+  const std::int32_t rank = child == 0 ? 1 : 0;
+  bool good = false;
+  {
+    auto group = ml::Group::meet(token, rank, 2, 60);
+    if (group.ok()) {
+      good = decode(whole, rank, 2, group->handle()) == expected;
+      good &= !failed("group close", group->close());
+    } else {
+      failed("meet", group.status());
+    }
+  }
+  if (child == 0) _exit(good ? 0 : 1);
+  int status = 1;
+  return waitpid(child, &status, 0) == child && status == 0 && good;
+}
+
 }  // namespace
 
 int main() {
@@ -123,6 +147,10 @@ int main() {
                    static_cast<unsigned long long>(sum), static_cast<unsigned long long>(one));
       return 1;
     }
+  }
+  if (!processes_agree(whole, one)) {
+    std::fprintf(stderr, "two processes do not agree with one rank\n");
+    return 1;
   }
   tiny_free(&arena);
   std::printf("checksum %016llx\n", static_cast<unsigned long long>(one));
