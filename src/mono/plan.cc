@@ -1,7 +1,7 @@
 #include "mono/plan.h"
 
 #include <algorithm>
-#include <limits>
+#include <utility>
 
 #include "mono/plan_work.h"
 
@@ -325,6 +325,13 @@ class Builder {
     for (std::size_t s = 0; s < plan_.steps.size(); ++s) {
       PlanStep& step = plan_.steps[s];
       step.waits.assign(workers, {});
+      // Most pairs of steps share no region.
+      const auto [reads, writes] = touched(step);
+      std::vector<bool> related;
+      for (std::size_t before = 0; before < s; ++before) {
+        const auto [other_reads, other_writes] = touched(plan_.steps[before]);
+        related.push_back(((reads | writes) & other_writes) != 0 || (writes & other_reads) != 0);
+      }
       // The last step of each other worker that each worker must see; -2: none.
       std::vector<std::vector<int>> last(workers, std::vector<int>(workers, -2));
       for (std::size_t t = 0; t < step.tasks.size(); ++t) {
@@ -332,6 +339,7 @@ class Builder {
         if (s == 0) std::fill(mine.begin(), mine.end(), -1);  // the stream of the layer before
         for (std::size_t before = 0; before < s; ++before) {
           const PlanStep& other = plan_.steps[before];
+          if (!related[before]) continue;
           for (std::size_t u = 0; u < other.tasks.size(); ++u) {
             if (conflict(step.reads[t], other.writes[u]) ||
                 conflict(step.writes[t], other.writes[u]) ||
@@ -350,6 +358,17 @@ class Builder {
         }
       }
     }
+  }
+  // Regions that any task of the step reads and writes, a bit each.
+  static std::pair<unsigned, unsigned> touched(const PlanStep& step) {
+    const auto all = [](const std::vector<std::vector<Access>>& lists) {
+      unsigned bits = 0;
+      for (const auto& list : lists) {
+        for (const Access& access : list) bits |= 1U << static_cast<unsigned>(access.region);
+      }
+      return bits;
+    };
+    return {all(step.reads), all(step.writes)};
   }
   bool conflict(const std::vector<Access>& a, const std::vector<Access>& b) const {
     for (const Access& x : a) {

@@ -72,6 +72,16 @@ TEST(MonoExact, T_K2_ModelBlocksOf128) {
   compare_paths(model, c);
 }
 
+// So long that a dense layer's chunks do not fit in one wave.
+TEST(MonoExact, T_K2_SeveralWavesOfChunks) {
+  MonoCase c;
+  c.requests = {{62100, 2}, {129, 1}};
+  c.threads = 3;
+  c.serial = true;
+  c.cache = fp8_cache();
+  compare_paths(model_of(1), c);
+}
+
 TEST(MonoExact, T_K2_EveryGroupSize) {
   for (const int ranks : {2, 4, 8}) {
     for (const std::int64_t rows : {1, 5, 16}) {

@@ -9,7 +9,7 @@
 namespace monolayer::cpu {
 namespace {
 
-constexpr std::int64_t kTileQueries = 64;      // query heads that share one reading of a dense page
+constexpr std::int64_t kTileQueries = 64;  // query heads that share one reading of a dense page
 
 // The keys of one chunk: `count` of them from `first` on, in one page.
 struct Chunk {
@@ -98,12 +98,15 @@ std::int64_t tile_of(const AttentionPlan& plan, std::int64_t unit) {
 
 }  // namespace
 
+std::int64_t attention_tile_rows(const m3::ModelConfig& config, bool sparse) {
+  return sparse ? 1 : std::max<std::int64_t>(1, kTileQueries / config.group_size());
+}
+
 AttentionPlan plan_attention(const StepContext& step, bool sparse) {
   const m3::ModelConfig& c = step.config;
   AttentionPlan plan;
   plan.sparse = sparse;
-  // Rows of a sparse layer choose their own blocks, so they share no reading.
-  plan.tile_rows = sparse ? 1 : std::max<std::int64_t>(1, kTileQueries / c.group_size());
+  plan.tile_rows = attention_tile_rows(c, sparse);
   for (const RowTile& rows : step.plan.tiles(0, step.plan.rows(), plan.tile_rows)) {
     const std::int64_t last = step.plan.row(rows.first_row + rows.rows - 1).position;
     const std::int64_t chunks = sparse ? selected_blocks(c, last) : last / m3::kPageTokens + 1;

@@ -36,6 +36,10 @@ struct AttentionPlan {
 // Of unit results held at once; one unit may be larger.
 inline constexpr std::int64_t kWaveFloats = 4 << 20;
 
+// Rows of one tile at most: rows of a sparse layer choose their own blocks, so they share no
+// reading.
+std::int64_t attention_tile_rows(const m3::ModelConfig& config, bool sparse);
+
 AttentionPlan plan_attention(const StepContext& step, bool sparse);
 
 // Runs units [begin, end) of the wave that starts at `wave_begin`. `scratch`: attention_scratch().

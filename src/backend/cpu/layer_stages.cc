@@ -1,6 +1,7 @@
 #include "backend/cpu/layer_stages.h"
 
 #include <algorithm>
+#include <string>
 
 #include "backend/cpu/layer_views.h"
 #include "backend/cpu/qkv.h"
@@ -97,12 +98,12 @@ void LayerStages::measure() {
     attended = std::max(attended, attended_size(view, parts));
     slot = std::max(slot, slot_size(view, parts));
     any_sparse |= view.sparse;
-    const std::int64_t unit = c.group_size() * (c.head_dim + 2);
+    const std::int64_t unit =
+        attention_tile_rows(c, view.sparse) * c.group_size() * (c.head_dim + 2);
     const std::int64_t chunks =
         view.sparse ? c.topk_blocks : (max_context_ + m3::kPageTokens - 1) / m3::kPageTokens;
-    // A dense part may hold many rows; its units are as many times larger, and fewer.
-    partials = std::max(partials,
-                        std::min(kWaveFloats + rows * unit, rows * c.num_kv_heads * chunks * unit));
+    partials = std::max(
+        partials, std::min(std::max(kWaveFloats, unit), rows * c.num_kv_heads * chunks * unit));
   }
   std::int64_t normed = c.hidden_size;
   for (int kind = 0; kind < kActivationKinds; ++kind) {
@@ -145,7 +146,7 @@ Status LayerStages::prepare(std::span<const mono::StepRow> rows) {
                    config_.any_sparse() ? row.position / config_.block_size : 0});
   }
   if (key != key_) {
-    make_plans();
+    ML_RETURN_IF_ERROR(make_plans());
     key_ = std::move(key);
   }
   ++step_;
@@ -153,7 +154,7 @@ Status LayerStages::prepare(std::span<const mono::StepRow> rows) {
   return {};
 }
 
-void LayerStages::make_plans() {
+Status LayerStages::make_plans() {
   const StepContext step = context();
   slab_ = {{0, step_plan_.rows()}, 0};
   score_tiles_.clear();
@@ -167,8 +168,20 @@ void LayerStages::make_plans() {
     if (sparse && !config_.any_sparse()) continue;
     attention_[sparse ? 1 : 0] = plan_attention(step, sparse);
   }
-  for (Kind& kind : plans_) kind.plan = mono::make_plan(plan_input(kind));
+  for (Kind& kind : plans_) {
+    kind.plan = mono::make_plan(plan_input(kind));
+    for (int r = 0; r < mono::kRegions; ++r) {
+      const mono::RegionPlace& region = kind.plan.regions[static_cast<std::size_t>(r)];
+      if (region.needed <= region.bytes) continue;
+      key_.clear();
+      return {Code::kInternal, "region",
+              std::string(mono::region_name(static_cast<Region>(r))) + " holds " +
+                  std::to_string(region.bytes) + " bytes, the step needs " +
+                  std::to_string(region.needed)};
+    }
+  }
   allocate();
+  return {};
 }
 
 mono::PlanInput LayerStages::plan_input(const Kind& kind) {

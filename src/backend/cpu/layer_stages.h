@@ -81,7 +81,7 @@ class LayerStages : public mono::TaskRunner {
   void find_kinds();
   void measure();
   void allocate();
-  void make_plans();
+  Status make_plans();
   mono::PlanInput plan_input(const Kind& kind);
   void reserve_scratch();
   void place(const mono::LayerPlan& plan);
