@@ -258,8 +258,9 @@ ML_API int32_t ml_mono_forward_layers(ml_mono* mono, int32_t first, int32_t coun
                                       const ml_tensor* positions, ml_tensor* hidden_out,
                                       ml_tensor* residual_out);
 
-/* The data pointers of all weights and caches in the library's order, NULL where a tensor is absent.
- * Returns how many there are and writes at most `capacity`; negative: an ML_* code, negated. */
+/* The data pointers of all weights and caches in the library's order, NULL where a tensor is
+ * absent. Returns how many there are and writes at most `capacity`; negative: an ML_* code,
+ * negated. */
 ML_API int64_t ml_storage_pointers(const ml_layer_spec* layers, int32_t layer_count,
                                    const ml_cache_spec* caches, int32_t cache_count,
                                    const void** out, int64_t capacity);

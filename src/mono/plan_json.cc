@@ -52,10 +52,10 @@ std::string plan_json(const LayerPlan& plan) {
                        {"bytes", place.bytes},
                        {"needed", place.needed}});
   }
-  const nlohmann::json root = {{"sparse", plan.sparse},   {"moe", plan.moe},
-                               {"rows", plan.rows},       {"workers", plan.workers},
-                               {"bytes", plan.bytes()},   {"memory", plan.memory},
-                               {"regions", regions},      {"steps", steps}};
+  const nlohmann::json root = {{"sparse", plan.sparse}, {"moe", plan.moe},
+                               {"rows", plan.rows},     {"workers", plan.workers},
+                               {"bytes", plan.bytes()}, {"memory", plan.memory},
+                               {"regions", regions},    {"steps", steps}};
   return root.dump(1);
 }
 

@@ -34,6 +34,7 @@ m3::ModelConfig four_heads() {
 
 std::vector<std::int64_t> pages_of(const std::vector<std::int64_t>& contexts) {
   std::vector<std::int64_t> pages;
+  pages.reserve(contexts.size());
   for (const std::int64_t n : contexts) {
     pages.push_back((n + m3::kPageTokens - 1) / m3::kPageTokens);
   }
