@@ -20,7 +20,6 @@
 
 #include "backend/cuda/device/ptx.cuh"
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/model.h"
 #include "backend/cuda/pack.h"
 
 namespace cuda = monolayer::cuda;
@@ -291,8 +290,7 @@ void Bench::set_step(int n) {
 }
 
 void Bench::divide(int n, int in_flight) {
-  const int row = std::max(cuda::staged_row_bytes(host_layers[0].qkv),
-                           cuda::staged_row_bytes(host_layers[0].o));
+  const int row = std::max(host_layers[0].qkv.row_bytes, host_layers[0].o.row_bytes);
   if (!cuda::plan_shared_memory(n, row, 128 * (128 + 16), shared_limit, p)) std::exit(1);
   if (in_flight > 0) p.in_flight = std::min(in_flight, p.slots);
 }
@@ -474,6 +472,7 @@ int main(int argc, char** argv) {
     }
     const double samples = static_cast<double>(b.layers - 1) * b.blocks;
     const double scale = b.layers > 1 ? fused_us / (total / samples) : 0;
+    std::printf("     SM clock %.0f MHz by the stamps\n", total / samples / fused_us);
     json += ", \"stages\": {";
     for (int s = cuda::kQkv; s <= cuda::kDown; ++s) {
       cudaGraphExec_t stage_graph = b.capture([&] { b.native(b.p, s); });

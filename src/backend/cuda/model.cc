@@ -70,11 +70,6 @@ void add_scales(const QuantizedMatrix& m, std::vector<float>& scales) {
 
 }  // namespace
 
-int staged_row_bytes(const Matrix& m) {
-  const int bytes = m.parts * m.part_cols * 2;
-  return bytes % 128 == 64 ? bytes : bytes + 64;
-}
-
 Result<std::unique_ptr<DeviceModel>> DeviceModel::create(const m3::ModelConfig& config,
                                                          const m3::ModelWeights& weights) {
   ML_RETURN_IF_ERROR(check_shapes(config));
@@ -216,7 +211,7 @@ Status DeviceModel::build(const m3::ModelConfig& config, const m3::ModelWeights&
   ML_RETURN_IF_ERROR(upload_vector(weights.embed.weight, embed_));
   ML_RETURN_IF_ERROR(upload_vector(weights.final_norm, final_norm_));
   ML_ASSIGN_OR_RETURN(lm_head_, upload_matrix({&weights.lm_head}, false));
-  hidden_row_ = staged_row_bytes(lm_head_);
+  hidden_row_ = lm_head_.row_bytes;
   for (std::size_t i = 0; i < weights.layers.size(); ++i) {
     const m3::LayerWeights& in = weights.layers[i];
     Layer out;
@@ -249,10 +244,10 @@ Status DeviceModel::build(const m3::ModelConfig& config, const m3::ModelWeights&
       out.down_stride = packed_bytes(out.down);
     }
     for (const Matrix* m : {&out.qkv, &out.router, &out.gate_up, &out.shared_gate_up}) {
-      hidden_row_ = std::max(hidden_row_, staged_row_bytes(*m));
+      hidden_row_ = std::max(hidden_row_, m->row_bytes);
     }
     for (const Matrix* m : {&out.o, &out.down, &out.shared_down}) {
-      other_row_ = std::max(other_row_, staged_row_bytes(*m));
+      other_row_ = std::max(other_row_, m->row_bytes);
     }
     layers_.push_back(out);
   }

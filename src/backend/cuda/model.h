@@ -47,7 +47,4 @@ class DeviceModel {
   std::int64_t weight_bytes_ = 0;
 };
 
-// Bytes of a staged row of this matrix's activations (device/gemv.cuh).
-int staged_row_bytes(const Matrix& m);
-
 }  // namespace monolayer::cuda

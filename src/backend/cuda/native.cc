@@ -39,6 +39,7 @@ class Chain : public cpu::Native {
               std::vector<float>& logits, m3::TraceSink* sink) override;
   const cpu::Traffic& last_traffic() const override { return traffic_; }
   const cpu::Traffic& total_traffic() const override { return traffic_; }
+  cpu::PathCounts paths() const override { return paths_; }
 
  private:
   Status bind(const cpu::CachePool& cache);
@@ -67,6 +68,7 @@ class Chain : public cpu::Native {
 
   cpu::StepPlan plan_;
   cpu::Traffic traffic_;
+  cpu::PathCounts paths_;
   const cpu::CachePool* bound_ = nullptr;
   std::vector<DeviceBuffer> buffers_;
   Params params_{};
@@ -462,7 +464,15 @@ Status Chain::step(std::span<const cpu::StepSequence> sequences, cpu::CachePool&
   }
   const std::int64_t bad =
       cpu::first_non_finite(logits, {0, static_cast<std::int64_t>(logits.size())});
-  if (bad < 0) return {};
+  if (bad < 0) {
+    if (options_.path == Path::kMono) {
+      ++paths_.mono;
+    } else {
+      ++paths_.native;
+      paths_.why_native = "the native chain was asked for";
+    }
+    return {};
+  }
   const cpu::PlannedRow& row = plan_.row(plan_.logit_row(bad / config_.vocab_size));
   return {Code::kInternal, "logits",
           "not finite at position " + std::to_string(row.position) + " of sequence " +

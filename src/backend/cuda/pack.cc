@@ -160,6 +160,10 @@ Matrix sizes(Format format, std::int64_t rows, std::int64_t cols, int parts, boo
     m.chunks = tiles / m.steps;
   }
   m.group_bytes = static_cast<std::int64_t>(m.parts) * m.chunks * m.steps * m.tile_bytes;
+  while (1 << m.log_parts < parts) ++m.log_parts;
+  m.piece = m.parts * m.steps * m.tile_bytes;
+  const int bytes = m.parts * m.part_cols * 2;
+  m.row_bytes = bytes % 128 == 64 ? bytes : bytes + 64;
   return m;
 }
 

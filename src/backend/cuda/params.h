@@ -38,6 +38,9 @@ struct Matrix {
   std::int32_t part_cols = 0;  // padded columns of a part
   std::int32_t chunks = 0, steps = 0, tile_bytes = 0;
   std::int64_t group_bytes = 0;  // of one row group
+  std::int32_t log_parts = 0;
+  std::int32_t piece = 0;      // bytes of one chunk of one row group
+  std::int32_t row_bytes = 0;  // of a staged activation row: its parts padded, and a bank shift
 };
 
 struct Layer {
@@ -66,12 +69,15 @@ struct Shape {
   float k_scale, v_scale, index_scale, score_scale;
 };
 
-// One step of up to 16 rows, uploaded before each launch.
-struct Step {
+// The rows of one step.
+struct StepRows {
   std::int32_t rows, logit_rows, score;  // score: some row has more blocks than it may attend to
   std::int32_t max_groups;               // most groups of 16 keys any row sees
   std::int32_t max_chunks[2];            // most key chunks of any row: dense, sparse layers
   std::int32_t token[kMaxRows], position[kMaxRows], table[kMaxRows], logit_row[kMaxRows];
+};
+// One step of up to 16 rows, uploaded before each launch.
+struct Step : StepRows {
   float rope[kMaxRows][kMaxRotary];  // cosines, then sines
 };
 

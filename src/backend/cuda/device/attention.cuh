@@ -5,7 +5,7 @@
 
 namespace monolayer::cuda {
 
-__device__ __forceinline__ const std::int32_t* table_of(const Params& p, const Step& step,
+__device__ __forceinline__ const std::int32_t* table_of(const Params& p, const StepRows& step,
                                                         int row) {
   return p.pages + static_cast<std::int64_t>(step.table[row]) * p.table_stride;
 }
@@ -76,7 +76,7 @@ __device__ __forceinline__ void finish_head(Context& c, int row, int head) {
     }
     __syncwarp();
     const int half = s.rotary / 2;
-    const float* cosine = c.step().rope[row];
+    const float* cosine = c.p.step->rope[row];
     const float* sine = cosine + half;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void finish_head(Context& c, int row, int head) {
   }
 }
 
-__device__ __noinline__ void heads_stage(Context& c) {
+__device__ __forceinline__ void heads_stage(Context& c) {
   const Shape& s = c.p.shape;
   const int per_row = s.heads + 2 * s.kv_heads + (c.layer().sparse != 0 ? s.index_heads + 1 : 0);
   sync(c);
@@ -133,7 +133,7 @@ __device__ __forceinline__ void score_keys(Context& c, int row, int group) {
                            (static_cast<std::int64_t>(row) * s.index_heads + g) * s.index_dim +
                            t * lane_dims;
   float acc[4] = {};
-#pragma unroll 4
+#pragma unroll 2
   for (int d = 0; d < lane_dims; d += 8) {
     std::uint32_t low[4];
     std::uint32_t high[4];
@@ -168,7 +168,7 @@ __device__ __forceinline__ void score_keys(Context& c, int row, int group) {
   }
 }
 
-__device__ __noinline__ void score_stage(Context& c) {
+__device__ __forceinline__ void score_stage(Context& c) {
   if (c.step().score == 0) return;
   const int groups = c.step().max_groups;
   for (int task = c.warp * c.blocks + c.block; task < c.step().rows * groups;
@@ -194,10 +194,13 @@ __device__ __forceinline__ std::uint64_t block_key(const Context& c, const float
   } else {
     const int per_block = s.block_size / 16;
     float best = -INFINITY;
-    for (int i = block * per_block; i < (block + 1) * per_block && i <= last_group; ++i) {
-      const float v = load_l2(scores + i);
-      best = best < v ? v : best;
-    }
+    const int first = block * per_block;
+    const int count = min(per_block, last_group + 1 - first);
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = i < count ? load_l2(scores + first + i) : -INFINITY;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) best = best < v[i] ? v[i] : best;
     const std::uint32_t bits = __float_as_uint(best + 0.0F);
     order = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
     order = min(order, 0xFFFFFFFDU);
@@ -318,7 +321,7 @@ __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int 
     const unsigned char* key1 = key0 + 8 * dim * bytes;
     float low[4] = {};
     float high[4] = {};
-#pragma unroll 4
+#pragma unroll 2
     for (int d = 0; d < lane_dims; d += 8) {
       uint4 q0 = {0, 0, 0, 0};
       uint4 q1 = {0, 0, 0, 0};
@@ -418,7 +421,7 @@ __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int 
   sync(c);
 }
 
-__device__ __noinline__ void attend_stage(Context& c) {
+__device__ __forceinline__ void attend_stage(Context& c) {
   const Shape& s = c.p.shape;
   const bool sparse = c.layer().sparse != 0;
   const int chunks = c.step().max_chunks[sparse ? 1 : 0];
@@ -446,7 +449,7 @@ __device__ __noinline__ void attend_stage(Context& c) {
 }
 
 // Partials of a (row, head) in ascending order, by one warp.
-__device__ __noinline__ void merge_stage(Context& c) {
+__device__ __forceinline__ void merge_stage(Context& c) {
   const Shape& s = c.p.shape;
   const bool sparse = c.layer().sparse != 0;
   const int dim = s.head_dim;
@@ -463,39 +466,50 @@ __device__ __noinline__ void merge_stage(Context& c) {
     float value[4] = {};
     float maximum = 0;
     float sum = 0;
-    constexpr int kAhead = 8;
-    for (int base = 0; base < chunks; base += kAhead) {
-      float m[kAhead], l[kAhead], o[kAhead][4];
+    // Lane i keeps maximum and sum of chunk base + i; values two chunks ahead.
+    float next[2][4];
+    const auto load = [&](int chunk, float(&to)[4]) {
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (base + i >= chunks) continue;
-        const float* p = partial + (base + i) * stride;
-        m[i] = load_l2(p + s.group * dim + h);
-        l[i] = load_l2(p + s.group * (dim + 1) + h);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const int d = c.lane + 32 * k;
-          o[i][k] = d < dim ? load_l2(p + h * dim + d) : 0.0F;
-        }
+      for (int k = 0; k < 4; ++k) {
+        const int d = c.lane + 32 * k;
+        to[k] = chunk < chunks && d < dim ? load_l2(partial + chunk * stride + h * dim + d) : 0.0F;
       }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (base + i >= chunks) continue;
-        if (base + i == 0) {
-          maximum = m[i];
-          sum = l[i];
-#pragma unroll
-          for (int k = 0; k < 4; ++k) value[k] = o[i][k];
-          continue;
-        }
-        const float largest = maximum < m[i] ? m[i] : maximum;
-        const float keep = exponential(maximum - largest);
-        const float add = exponential(m[i] - largest);
-        sum = sum * keep + l[i] * add;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) value[k] = value[k] * keep + o[i][k] * add;
-        maximum = largest;
+    };
+    load(0, next[0]);
+    load(1, next[1]);
+    float m = 0;
+    float l = 0;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      if (chunk % 32 == 0) {
+        const float* p = partial + (chunk + c.lane) * stride + s.group * dim + h;
+        const bool there = chunk + c.lane < chunks;
+        m = there ? load_l2(p) : 0.0F;
+        l = there ? load_l2(p + s.group) : 0.0F;
       }
+      const float own_m = __shfl_sync(0xFFFFFFFFU, m, chunk % 32);
+      const float own_l = __shfl_sync(0xFFFFFFFFU, l, chunk % 32);
+      float o[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        o[k] = next[0][k];
+        next[0][k] = next[1][k];
+      }
+      load(chunk + 2, next[1]);
+      if (chunk == 0) {
+        maximum = own_m;
+        sum = own_l;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) value[k] = o[k];
+        continue;
+      }
+      const float largest = maximum < own_m ? own_m : maximum;
+      const float keep = exponential(maximum - largest);
+      const float add = exponential(own_m - largest);
+      sum = sum * keep + own_l * add;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) value[k] = value[k] * keep + o[k] * add;
+      maximum = largest;
     }
     std::uint16_t* out = c.p.attended + static_cast<std::int64_t>(task) * dim;
 #pragma unroll

@@ -48,102 +48,115 @@ __device__ __forceinline__ void copy_layer(const Params& p, int l, Layer& to, in
   }
 }
 
+// A stage on its own: compiled apart, so that no stage pays for the registers of another.
+template <void (*STAGE)(Context&)>
+__device__ __noinline__ void run() {
+  Context c = open_context();
+  STAGE(c);
+  close_context(c);
+}
+
+// Between two stages of the fused kernel: stamps, and every block waits for all unless `last`.
+__device__ __noinline__ bool hand_off(int layer, int stage, bool last) {
+  Context c = open_context();
+  const auto stamp = [&](int which) {
+    if (c.p.stamps == nullptr || c.thread != 0) return;
+    c.p.stamps[(((layer - c.p.first_layer) * kStages + stage) * 2 + which) * c.blocks + c.block] =
+        static_cast<std::uint32_t>(clock64());
+  };
+  if (c.p.stamps != nullptr) sync(c);
+  stamp(0);
+  const bool alive = last || grid_sync(c, layer, stage);
+  stamp(1);
+  if (stage == kDown) c.current ^= 1;
+  close_context(c);
+  return alive;
+}
+
 template <unsigned STAGES>
-__global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant__ Params argument) {
   constexpr auto has = [](Stage stage) { return (STAGES >> stage & 1U) != 0; };
   constexpr bool kFused = (STAGES & (STAGES - 1)) != 0;
-  extern __shared__ __align__(128) unsigned char memory[];
-  Shared& s = *reinterpret_cast<Shared*>(memory);
+  Shared& s = shared();
   unsigned char* ring = memory + kFixedBytes;
   const int thread = static_cast<int>(threadIdx.x);
+  const Params& p = s.params;
   if (thread == 0) {
-    for (int i = 0; i < p.slots; ++i) {
+    for (int i = 0; i < argument.slots; ++i) {
       mbarrier_init(&s.full[i], 1);
       mbarrier_init(&s.empty[i], kWarps);
     }
     mbarrier_init(&s.routed, 1);
     mbarrier_fence_init();
     s.abort = 0;
+    *reinterpret_cast<uint4*>(s.zero) = {0, 0, 0, 0};
   }
-  for (int i = thread; i < static_cast<int>(sizeof(Step) / 4); i += kThreads + 32) {
+  for (int i = thread; i < static_cast<int>(sizeof(StepRows) / 4); i += kThreads + 32) {
     reinterpret_cast<std::uint32_t*>(&s.step)[i] =
-        reinterpret_cast<const std::uint32_t*>(p.step)[i];
+        reinterpret_cast<const std::uint32_t*>(static_cast<const StepRows*>(argument.step))[i];
   }
-  if (p.first_layer < p.last_layer)
-    copy_layer(p, p.first_layer, s.layers[0], thread, kThreads + 32);
+  if (thread < kWarps) s.state[thread] = {};
+  if (argument.first_layer < argument.last_layer)
+    copy_layer(argument, argument.first_layer, s.layers[0], thread, kThreads + 32);
+  for (int i = thread; i < static_cast<int>(sizeof(Params) / 4); i += kThreads + 32) {
+    reinterpret_cast<std::uint32_t*>(&s.params)[i] =
+        reinterpret_cast<const std::uint32_t*>(&argument)[i];
+  }
   __syncthreads();
   if (thread >= kThreads) {
     feed_weights<STAGES>(p, s, ring);
     return;
   }
-  Context c{p,
-            s,
-            ring,
-            ring + p.slots * kSlotBytes,
-            thread,
-            thread / 32,
-            thread % 32,
-            static_cast<int>(blockIdx.x),
-            static_cast<int>(gridDim.x),
-            p.slots};
-  if (has(kEmbed)) embed_stage(c);
+  if (has(kEmbed)) run<embed_stage>();
   for (int l = p.first_layer; l < p.last_layer; ++l) {
+    const Layer& layer = s.layers[(l - p.first_layer) & 1];
+    // False once the block gave up.
     const auto done = [&](Stage stage) {
       if (!kFused) return true;
-      const auto stamp = [&](int which) {
-        if (p.stamps == nullptr || thread != 0) return;
-        p.stamps[(((l - p.first_layer) * kStages + stage) * 2 + which) * c.blocks + c.block] =
-            static_cast<std::uint32_t>(clock64());
-      };
-      sync(c);
-      stamp(0);
-      const bool alive = stage == kDown && l + 1 == p.last_layer ? true : grid_sync(c, l, stage);
-      stamp(1);
-      return alive;
+      return hand_off(l, stage, stage == kDown && l + 1 == p.last_layer);
     };
     if (has(kQkv)) {
-      qkv_stage(c);
+      run<qkv_stage>();
       if (!done(kQkv)) return;
     }
     if (has(kHeads)) {
-      heads_stage(c);
-      if (kFused && c.warp == kWarps - 1 && l + 1 < p.last_layer) {
-        copy_layer(p, l + 1, s.layers[c.current ^ 1], c.lane, 32);
+      run<heads_stage>();
+      if (kFused && thread / 32 == kWarps - 1 && l + 1 < p.last_layer) {
+        copy_layer(p, l + 1, s.layers[(l + 1 - p.first_layer) & 1], thread % 32, 32);
       }
       if (!done(kHeads)) return;
     }
-    if (has(kScore) && s.step.score != 0 && c.layer().sparse != 0) {
-      score_stage(c);
+    if (has(kScore) && s.step.score != 0 && layer.sparse != 0) {
+      run<score_stage>();
       if (!done(kScore)) return;
     }
     if (has(kAttend)) {
-      attend_stage(c);
+      run<attend_stage>();
       if (!done(kAttend)) return;
     }
     if (has(kMerge)) {
-      merge_stage(c);
+      run<merge_stage>();
       if (!done(kMerge)) return;
     }
     if (has(kOutput)) {
-      output_stage(c);
+      run<output_stage>();
       if (!done(kOutput)) return;
     }
-    if (has(kRouter) && c.layer().moe != 0) {
-      router_stage(c);
+    if (has(kRouter) && layer.moe != 0) {
+      run<router_stage>();
       if (!done(kRouter)) return;
     }
     if (has(kGateUp)) {
-      gate_up_stage(c);
+      run<gate_up_stage>();
       if (!done(kGateUp)) return;
     }
     if (has(kDown)) {
-      if (!kFused) load_table(c);
-      down_stage(c);
+      if (!kFused) run<load_table>();
+      run<down_stage>();
       if (!done(kDown)) return;
     }
-    c.current ^= 1;
   }
-  if (has(kHead)) head_stage(c);
+  if (has(kHead)) run<head_stage>();
 }
 
 }  // namespace monolayer::cuda

@@ -12,46 +12,81 @@ inline constexpr int kRedBytes = 2 * kWarps * 512;        // sums of a wave, twi
 inline constexpr int kAccBytes = kWarps * kMaxRows * 64;  // down: 16 outputs of 16 rows a warp
 inline constexpr int kScratchBytes = kRedBytes + kAccBytes;
 
+// What a warp carries from one stage to the next.
+struct State {
+  int slot;  // of the ring
+  std::uint32_t phase;
+  std::uint32_t target;  // of the grid barrier
+  int turn;              // which half of the sums
+  int norm_turn;
+  int current;  // of Shared::layers
+  int staged;   // part_cols of the layout in which x holds the step's normed rows; 0: it does not
+};
+
 // Fixed part of shared memory; the ring follows, then the activations.
 struct Shared {
   alignas(16) unsigned char scratch[kScratchBytes];
   alignas(16) Layer layers[2];   // the run's current layer and the next one
   alignas(16) Layer feed_layer;  // the one the feeding warp has reached
-  alignas(16) Step step;
+  alignas(16) StepRows step;
+  alignas(16) Params params;  // functions reach the kernel's own argument only slowly
   alignas(16) Table table;
-  float sums[2][4][kWarps];
+  float sums[2][kWarps];
   float route_weight[kMaxRows][kMaxChosen];
   std::int32_t count[kMaxExperts];
   std::int32_t selected[kMaxTopBlocks];
   std::uint64_t full[kMaxSlots], empty[kMaxSlots], routed;
+  State state[kWarps];
+  alignas(16) unsigned char zero[16];  // what columns without a row read
   volatile std::int32_t abort;
 };
 // 128 bytes each, so that bulk copies start aligned.
 inline constexpr int kFixedBytes = (static_cast<int>(sizeof(Shared)) + 127) / 128 * 128;
 
-struct Context {
+// All dynamic shared memory of a block: Shared, the ring, the activations.
+extern __shared__ __align__(128) unsigned char memory[];
+
+// A block's view for the length of one stage; lives in registers, so whatever takes it is inlined.
+struct Context : State {
   const Params& p;
   Shared& s;
   unsigned char* ring;
   unsigned char* x;  // activations of up to eight columns
   int thread, warp, lane, block, blocks, slots;
-  int current = 0;  // of s.layers
-  int staged =
-      0;  // part_cols of the layout in which x holds the step's normed rows; 0: it does not
-  int slot = 0;
-  std::uint32_t phase = 0;
-  std::uint32_t target = 0;  // of the grid barrier
-  int turn = 0;              // which half of the sums
-  int norm_turn = 0;
 
   __device__ const Layer& layer() const { return s.layers[current]; }
-  __device__ const Step& step() const { return s.step; }
+  __device__ const StepRows& step() const { return s.step; }
 };
 
+__device__ __forceinline__ Shared& shared() { return *reinterpret_cast<Shared*>(memory); }
+
+__device__ __forceinline__ Context open_context() {
+  Shared& s = shared();
+  const int thread = static_cast<int>(threadIdx.x);
+  unsigned char* ring = memory + kFixedBytes;
+  return {s.state[thread / 32],
+          s.params,
+          s,
+          ring,
+          ring + s.params.slots * kSlotBytes,
+          thread,
+          thread / 32,
+          thread % 32,
+          static_cast<int>(blockIdx.x),
+          static_cast<int>(gridDim.x),
+          s.params.slots};
+}
+__device__ __forceinline__ void close_context(const Context& c) {
+  __syncwarp();
+  if (c.lane == 0) c.s.state[c.warp] = c;
+  __syncwarp();
+}
+
 // All computing warps of the block.
-__device__ __forceinline__ void sync(const Context&) {
+__device__ __forceinline__ void sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
+__device__ __forceinline__ void sync(const Context&) { sync(); }
 
 // False if the block gave up.
 __device__ __forceinline__ bool wait(const Context& c, std::uint64_t* b, std::uint32_t parity) {
@@ -107,12 +142,11 @@ __device__ __forceinline__ void next_slot(int slots, int& slot, std::uint32_t& p
 struct Share {
   int begin, end;
   __device__ Share(int total, int block, int blocks)
-      : begin(static_cast<int>(static_cast<std::int64_t>(total) * block / blocks)),
-        end(static_cast<int>(static_cast<std::int64_t>(total) * (block + 1) / blocks)) {}
+      : begin(total * block / blocks), end(total * (block + 1) / blocks) {}
 };
 
 // Row groups that the eight warps work on at once, a part of K each.
-__device__ __forceinline__ int wave_groups(const Matrix& m) { return kWarps / m.parts; }
+__device__ __forceinline__ int wave_groups(const Matrix& m) { return kWarps >> m.log_parts; }
 
 __device__ __forceinline__ int passes(int rows) { return (rows + kColumns - 1) / kColumns; }
 

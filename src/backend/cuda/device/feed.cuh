@@ -43,7 +43,7 @@ struct Feed {
 
   // Row groups [group, group + count) of one matrix, chunk by chunk.
   __device__ void wave(const Matrix& m, const unsigned char* data, int group, int count) {
-    const int piece = m.parts * m.steps * m.tile_bytes;
+    const int piece = m.piece;
     const unsigned char* from = data + group * m.group_bytes;
     for (int chunk = 0; chunk < m.chunks && alive; ++chunk) {
       unsigned char* to = acquire(count * piece);
@@ -138,13 +138,12 @@ struct Feed {
   template <typename F>
   __device__ static void for_units_of(int total, int offset, int rows, int block, int blocks,
                                       F&& f) {
-    if (rows <= kColumns) {
-      const int start = (block + blocks - offset % blocks) % blocks;
-      for (int unit = start; unit < total; unit += blocks) f(unit);
-      return;
-    }
+    const bool dealt = rows <= kColumns;
     const Share mine(total, block, blocks);
-    for (int unit = mine.begin; unit < mine.end; ++unit) f(unit);
+    const int begin = dealt ? (block + blocks - offset % blocks) % blocks : mine.begin;
+    const int end = dealt ? total : mine.end;
+#pragma unroll 1
+    for (int unit = begin; unit < end; unit += dealt ? blocks : 1) f(unit);
   }
   // Down adds routed experts by ascending id, then the shared one; passes hold the shared first.
   __device__ static int down_pass(const Table& t, int i) {

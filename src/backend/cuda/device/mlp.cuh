@@ -17,7 +17,7 @@ __device__ __forceinline__ float row_factor(const float* scales, int row) {
   return scales != nullptr ? __ldg(scales + row) : 1.0F;
 }
 
-__device__ __noinline__ void embed_stage(Context& c) {
+__device__ __forceinline__ void embed_stage(Context& c) {
   const int vectors = c.p.shape.hidden / 8;
   for (int i = c.block * kThreads + c.thread; i < c.step().rows * vectors;
        i += c.blocks * kThreads) {
@@ -28,12 +28,12 @@ __device__ __noinline__ void embed_stage(Context& c) {
   }
 }
 
-__device__ __noinline__ void qkv_stage(Context& c) {
+__device__ __forceinline__ void qkv_stage(Context& c) {
   const Matrix& m = c.layer().qkv;
   const Layout layout(m);
   for (int first = 0; first < c.step().rows; first += kColumns) {
     const int n = min(kColumns, c.step().rows - first);
-    stage_norm(c, layout, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr}, nullptr);
+    stage_norm(c, m, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr}, nullptr);
     share_product(c, m, n, [&](int group, int i, int column, float sum) {
       const int out = group * 16 + i;
       if (out >= c.p.shape.projected) return;
@@ -44,14 +44,14 @@ __device__ __noinline__ void qkv_stage(Context& c) {
 }
 
 // hidden + BF16(sum), rounded: the stream after attention.
-__device__ __noinline__ void output_stage(Context& c) {
+__device__ __forceinline__ void output_stage(Context& c) {
   const Matrix& m = c.layer().o;
   const Layout layout(m);
   const int hidden = c.p.shape.hidden;
   for (int first = 0; first < c.step().rows; first += kColumns) {
     const int n = min(kColumns, c.step().rows - first);
     sync(c);
-    clear_rows(c, layout, n);
+    clear_rows(c.x, layout, n);
     stage_rows(c, layout, 0, n,
                [&](int r) { return c.p.attended + static_cast<std::int64_t>(first + r) * m.cols; });
     sync(c);
@@ -66,7 +66,7 @@ __device__ __noinline__ void output_stage(Context& c) {
 }
 
 // Partial logits of this block's (row group, part) items; warp w takes every eighth tile.
-__device__ __noinline__ void router_stage(Context& c) {
+__device__ __forceinline__ void router_stage(Context& c) {
   const Matrix& m = c.layer().router;
   const Layout layout(m);
   const int tiles = m.chunks * m.steps;
@@ -74,11 +74,13 @@ __device__ __noinline__ void router_stage(Context& c) {
   const Share mine(m.row_groups * m.parts, c.block, c.blocks);
   for (int first = 0; first < c.step().rows; first += kColumns) {
     const int n = min(kColumns, c.step().rows - first);
-    stage_norm(c, layout, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr}, nullptr);
+    stage_norm(c, m, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr}, nullptr);
     const int own = c.lane >> 2;
     for (int item = mine.begin; item < mine.end; ++item) {
       const int part = item % m.parts;
-      const std::uint32_t x = column(c, layout, own) + part * m.part_cols * 2;
+      const bool on = own < n;
+      const int x = on ? column(c, layout, own) + part * m.part_cols * 2
+                       : static_cast<int>(c.s.zero - memory);
       float acc[4] = {};
       for (int base = 0; base < tiles; base += kRouterChunk) {
         wait(c, &c.s.full[c.slot], c.phase);  // after giving up nothing is used any more
@@ -88,10 +90,9 @@ __device__ __noinline__ void router_stage(Context& c) {
         for (int i = 0; i < 2; ++i) {
           const int tile = c.warp + i * kWarps;
           if (tile >= end) continue;
-          const std::uint32_t from =
-              shared_address(c.ring) + c.slot * kSlotBytes + tile * 1024 + c.lane * 16;
-          w[2 * i] = load_shared_16(from);
-          w[2 * i + 1] = load_shared_16(from + 512);
+          const int from = kFixedBytes + c.slot * kSlotBytes + tile * 1024 + c.lane * 16;
+          w[2 * i] = load_shared<uint4>(from);
+          w[2 * i + 1] = load_shared<uint4>(from + 512);
         }
         __syncwarp();
         if (c.lane == 0) mbarrier_arrive(&c.s.empty[c.slot]);
@@ -100,8 +101,7 @@ __device__ __noinline__ void router_stage(Context& c) {
         for (int i = 0; i < 2; ++i) {
           const int tile = c.warp + i * kWarps;
           if (tile >= end) continue;
-          uint4 b = {0, 0, 0, 0};
-          if (own < n) b = load_shared_16(x + (base + tile) / planes * 64);
+          const uint4 b = load_shared<uint4>(x + (on ? (base + tile) / planes * 64 : 0));
           mma(acc, w[2 * i].x, w[2 * i].y, w[2 * i].z, w[2 * i].w, b.x, b.y);
           mma(acc, w[2 * i + 1].x, w[2 * i + 1].y, w[2 * i + 1].z, w[2 * i + 1].w, b.z, b.w);
         }
@@ -143,15 +143,12 @@ __device__ __forceinline__ void route_row(Context& c, int row) {
     order[i] = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
     if (biased != biased) order[i] = 1;  // a NaN is taken last
   }
-  int ids[kMaxChosen];
-  float weights[kMaxChosen];
-#pragma unroll
-  for (int k = 0; k < kMaxChosen; ++k) {
-    if (k >= s.chosen) break;
-    std::uint32_t best = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) best = max(best, order[i]);
-    best = __reduce_max_sync(0xFFFFFFFFU, best);
+  int own_id = kMaxExperts;  // lane k holds the k-th choice
+  float own_weight = 0;
+#pragma unroll 1
+  for (int k = 0; k < s.chosen; ++k) {
+    const std::uint32_t best =
+        __reduce_max_sync(0xFFFFFFFFU, max(max(order[0], order[1]), max(order[2], order[3])));
     std::uint32_t id = 0xFFFFFFFFU;
 #pragma unroll
     for (int i = 3; i >= 0; --i) {
@@ -165,39 +162,30 @@ __device__ __forceinline__ void route_row(Context& c, int row) {
       mine = score[i];
       order[i] = 0;
     }
-    ids[k] = static_cast<int>(id);
-    weights[k] = __shfl_sync(0xFFFFFFFFU, mine, static_cast<int>(id & 31));
+    mine = __shfl_sync(0xFFFFFFFFU, mine, static_cast<int>(id & 31));
+    if (c.lane == k) {
+      own_id = static_cast<int>(id);
+      own_weight = mine;
+    }
   }
-  // Ascending ids: rank by counting; the sum in that order.
+  // Ascending ids: the rank of each choice, then the sum in that order.
+  int rank = 0;
+#pragma unroll 1
+  for (int k = 0; k < s.chosen; ++k) rank += __shfl_sync(0xFFFFFFFFU, own_id, k) < own_id ? 1 : 0;
   float sum = 0;
-  int previous = -1;
-#pragma unroll
-  for (int k = 0; k < kMaxChosen; ++k) {
-    if (k >= s.chosen) break;
-    int next = kMaxExperts;
-    float weight = 0;
-#pragma unroll
-    for (int i = 0; i < kMaxChosen; ++i) {
-      if (i < s.chosen && ids[i] > previous && ids[i] < next) {
-        next = ids[i];
-        weight = weights[i];
-      }
-    }
-    previous = next;
-    sum += weight;
-    if (c.lane == 0) {
-      c.s.table.chosen[row][k] = next;
-      c.s.route_weight[row][k] = weight;
-    }
+#pragma unroll 1
+  for (int k = 0; k < s.chosen; ++k) {
+    const unsigned holder = __ballot_sync(0xFFFFFFFFU, c.lane < s.chosen && rank == k);
+    sum += __shfl_sync(0xFFFFFFFFU, own_weight, __ffs(static_cast<int>(holder)) - 1);
   }
-  __syncwarp();
   if (c.lane < s.chosen) {
-    c.s.route_weight[row][c.lane] = s.routed_scale * __fdiv_rn(c.s.route_weight[row][c.lane], sum);
+    c.s.table.chosen[row][rank] = own_id;
+    c.s.route_weight[row][rank] = s.routed_scale * __fdiv_rn(own_weight, sum);
   }
 }
 
 // Fills the table of this layer's experts and hands it to the feeding warp.
-__device__ __noinline__ void build_table(Context& c) {
+__device__ __forceinline__ void build_table(Context& c) {
   const int rows = c.step().rows;
   const int chosen = c.p.shape.chosen;
   const bool moe = c.layer().moe != 0;
@@ -279,33 +267,38 @@ __device__ __noinline__ void build_table(Context& c) {
   if (c.thread == 0) mbarrier_arrive(&c.s.routed);
 }
 
-// Eight columns of an expert's activation for the slots of a pass.
-__device__ __forceinline__ void gate_up_unit(Context& c, const Matrix& m, std::uint32_t x,
-                                             const float* scales, int group, int first, int count) {
-  const Shape& s = c.p.shape;
-  const float4 acc = wave_product(c, m, 1, x, (c.lane >> 2) < count);
-  const float* red = publish(c, acc);
-  const int n = c.thread & 7;
-  const int j = c.thread >> 3;
-  if (c.thread >= 64 || n >= count) return;
-  const float gate = wave_sum(red, m.parts, 0, j, n) * row_factor(scales, group * 16 + j);
-  const float up = wave_sum(red, m.parts, 0, j + 8, n) * row_factor(scales, group * 16 + j + 8);
+// Eight columns of an expert's activation for the slots of a pass, from the sums of a wave.
+__device__ __noinline__ void activate(const float* red, int parts, const float* scales, int group,
+                                      int first, int count) {
+  const Params& p = shared().params;
+  const Shape& s = p.shape;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int n = thread & 7;
+  const int j = thread >> 3;
+  if (thread >= 64 || n >= count) return;
+  const float gate = wave_sum(red, parts, 0, j, n) * row_factor(scales, group * 16 + j);
+  const float up = wave_sum(red, parts, 0, j + 8, n) * row_factor(scales, group * 16 + j + 8);
   const float g = s.limit < gate ? s.limit : gate;
   float u = s.limit < up ? s.limit : up;
   u = u < -s.limit ? -s.limit : u;
-  c.p.mid[static_cast<std::int64_t>(first + n) * s.mid_width + group * 8 + j] =
+  p.mid[static_cast<std::int64_t>(first + n) * s.mid_width + group * 8 + j] =
       to_bf16((g * sigmoid(s.alpha * g)) * (u + s.beta));
 }
+__device__ __forceinline__ void gate_up_unit(Context& c, const Matrix& m, int x,
+                                             const float* scales, int group, int first, int count) {
+  const float4 acc = wave_product(c, m, 1, x, (c.lane >> 2) < count);
+  activate(publish(c, acc), m.parts, scales, group, first, count);
+}
 
-__device__ __noinline__ void gate_up_stage(Context& c) {
+__device__ __forceinline__ void gate_up_stage(Context& c) {
   const Layer& layer = c.layer();
   const int rows = c.step().rows;
   const int own = c.lane >> 2;
   build_table(c);
   const Table& t = c.s.table;
-  const auto stage = [&](const Layout& layout, int n, Rows row_of) {
-    stage_norm(c, layout, c.p.middle, layer.post_norm, n, row_of, nullptr);
-    c.staged = rows <= kColumns ? layout.part_cols : 0;
+  const auto stage = [&](const Matrix& m, int n, Rows row_of) {
+    stage_norm(c, m, c.p.middle, layer.post_norm, n, row_of, nullptr);
+    c.staged = rows <= kColumns ? m.part_cols : 0;
   };
   if (t.shared_passes > 0) {
     const Matrix& m = layer.shared_gate_up;
@@ -313,7 +306,7 @@ __device__ __noinline__ void gate_up_stage(Context& c) {
     for (int pass = 0; pass < t.shared_passes; ++pass) {
       const int first = pass * kColumns;
       const int count = t.count[pass];
-      if (c.staged != m.part_cols) stage(layout, count, Rows{first, nullptr});
+      if (c.staged != m.part_cols) stage(m, count, Rows{first, nullptr});
       for (int group = c.block; group < m.row_groups; group += c.blocks) {
         gate_up_unit(c, m, column(c, layout, own), m.row_scale, group, first, count);
       }
@@ -324,7 +317,7 @@ __device__ __noinline__ void gate_up_stage(Context& c) {
     const Layout layout(m);
     const int total = (t.passes - t.shared_passes) * m.row_groups;
     int staged_pass = -1;
-    if (rows <= kColumns && c.staged != m.part_cols) stage(layout, rows, Rows{0, nullptr});
+    if (rows <= kColumns && c.staged != m.part_cols) stage(m, rows, Rows{0, nullptr});
     Feed::for_units_of(
         total, layer.shared_gate_up.row_groups, rows, c.block, c.blocks, [&](int unit) {
           const int pass = t.shared_passes + unit / m.row_groups;
@@ -332,7 +325,7 @@ __device__ __noinline__ void gate_up_stage(Context& c) {
           const int count = t.count[pass];
           int row = own < count ? t.slot_row[first + own] : 0;
           if (rows > kColumns) {
-            if (staged_pass != pass) stage(layout, count, Rows{first, t.slot_row});
+            if (staged_pass != pass) stage(m, count, Rows{first, t.slot_row});
             staged_pass = pass;
             row = own;
           }
@@ -361,7 +354,7 @@ __device__ __forceinline__ void load_table(Context& c) {
 }
 
 // Sums over a row's experts, eighth by eighth, then the tree, one rounding, and the residual.
-__device__ __noinline__ void down_stage(Context& c) {
+__device__ __forceinline__ void down_stage(Context& c) {
   const Layer& layer = c.layer();
   const Table& t = c.s.table;
   const int rows = c.step().rows;
@@ -413,10 +406,10 @@ __device__ __noinline__ void down_stage(Context& c) {
       const Layout layout(m);
       const float4 product = wave_product(c, m, count, column(c, layout, row + own), own < n);
       row += n;
-      if (c.warp / parts >= count) continue;
+      if ((c.warp >> m.log_parts) >= count) continue;
       const float* scales = m.row_scale;
       if (scales != nullptr && expert > 0) scales += expert * 16 * m.row_groups;
-      const int out = (g + c.warp / parts) * 16 + own;
+      const int out = (g + (c.warp >> m.log_parts)) * 16 + own;
       const float low = row_factor(scales, out);
       const float high = row_factor(scales, out + 8);
       const float value[4] = {product.x * low, product.y * low, product.z * high, product.w * high};
@@ -448,13 +441,13 @@ __device__ __noinline__ void down_stage(Context& c) {
   }
 }
 
-__device__ __noinline__ void head_stage(Context& c) {
+__device__ __forceinline__ void head_stage(Context& c) {
   const Matrix& m = c.p.lm_head;
   const Layout layout(m);
   const int n_all = c.step().logit_rows;
   for (int first = 0; first < n_all; first += kColumns) {
     const int n = min(kColumns, n_all - first);
-    stage_norm(c, layout, c.p.hidden, c.p.final_norm, n, Rows{first, c.step().logit_row},
+    stage_norm(c, m, c.p.hidden, c.p.final_norm, n, Rows{first, c.step().logit_row},
                c.block == 0 ? c.p.normed : nullptr);
     share_product(c, m, n, [&](int group, int i, int column, float sum) {
       const int out = group * 16 + i;

@@ -38,12 +38,12 @@ __device__ __forceinline__ float warp_sum(float v) {
 }
 
 // Padding columns meet zero weights and must be finite.
-__device__ __forceinline__ void clear_rows(Context& c, const Layout& layout, int rows) {
+__device__ __forceinline__ void clear_rows(unsigned char* x, const Layout& layout, int rows) {
   if (!layout.padded()) return;
-  for (int i = c.thread; i < rows * layout.row_bytes / 16; i += kThreads) {
-    reinterpret_cast<uint4*>(c.x)[i] = {0, 0, 0, 0};
+  for (int i = static_cast<int>(threadIdx.x); i < rows * layout.row_bytes / 16; i += kThreads) {
+    reinterpret_cast<uint4*>(x)[i] = {0, 0, 0, 0};
   }
-  sync(c);
+  sync();
 }
 
 __device__ __forceinline__ float squares(uint4 v, float sum) {
@@ -68,71 +68,82 @@ __device__ __forceinline__ uint4 scale_by_norm(uint4 v, uint4 w, float factor) {
 
 // Normalises rows row_of(0..n-1) of `from` [*, hidden] into staged rows 0..n-1. The sum of squares:
 // thread t takes columns 8 t + 2048 k in ascending order, then lanes in halves, then the eight
-// warps in the fixed tree. `out`, if given, takes the unscaled rows too.
+// warps in the fixed tree. `out`, if given, takes the unscaled rows too. One row after the other,
+// the next one's loads in flight: code that is run once a layer costs more to fetch than to
+// execute.
 struct Rows {
   int first;
   const std::int32_t* list;  // null: rows first, first + 1, ...
   __device__ int operator()(int i) const { return list != nullptr ? list[first + i] : first + i; }
 };
-__device__ __noinline__ void stage_norm(Context& c, Layout layout, const std::uint16_t* from,
-                                        const std::uint16_t* weight, int n, Rows row_of,
-                                        std::uint16_t* out) {
+__device__ __noinline__ void stage_norm_at(const Matrix& m, const std::uint16_t* from,
+                                           const std::uint16_t* weight, int n, int first_row,
+                                           const std::int32_t* list, std::uint16_t* out, int turn) {
   constexpr int kVectors = kMaxHidden / (kThreads * 8);
-  const int hidden = c.p.shape.hidden;
+  const Layout layout(m);
+  const Rows row_of{first_row, list};
+  Shared& s = shared();
+  unsigned char* x = memory + kFixedBytes + s.params.slots * kSlotBytes;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int hidden = s.params.shape.hidden;
   const int vectors = hidden / 8;
-  sync(c);  // whoever still reads x
-  clear_rows(c, layout, n);
-  for (int first = 0; first < n; first += 4) {
-    uint4 v[4][kVectors];
-    float sum[4] = {};
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int row = first + r < n ? row_of(first + r) : 0;
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        const int at = c.thread + k * kThreads;
-        v[r][k] = {0, 0, 0, 0};
-        if (first + r < n && at < vectors) {
-          v[r][k] = load_l2(from + static_cast<std::int64_t>(row) * hidden + at * 8);
-        }
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) sum[r] = squares(v[r][k], sum[r]);
-      sum[r] = warp_sum(sum[r]);
-      if (c.lane == 0) c.s.sums[c.norm_turn][r][c.warp] = sum[r];
-    }
-    sync(c);
-    float factor[4];
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const float* parts = c.s.sums[c.norm_turn][r];
-      const float total = add_parts(kWarps, [&](int i) { return parts[i]; });
-      factor[r] =
-          __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(total, static_cast<float>(hidden)) + c.p.shape.eps));
-    }
-    c.norm_turn ^= 1;
+  uint4 next[kVectors];
+  uint4 w[kVectors];
+  int place[kVectors];
+  const auto load = [&](int r) {
+    const auto* row =
+        reinterpret_cast<const uint4*>(from) + static_cast<std::int64_t>(row_of(r)) * vectors;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      const int at = c.thread + k * kThreads;
-      if (at >= vectors) continue;
-      const uint4 w = __ldg(reinterpret_cast<const uint4*>(weight) + at);
-      unsigned char* to = c.x + layout.at(at * 8);
+      const int at = thread + k * kThreads;
+      next[k] = {0, 0, 0, 0};
+      if (at < vectors) next[k] = load_l2(row + at);
+    }
+  };
+  load(0);
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        if (first + r >= n) continue;
-        const uint4 y = scale_by_norm(v[r][k], w, factor[r]);
-        *reinterpret_cast<uint4*>(to + (first + r) * layout.row_bytes) = scale_up(y);
-        if (out != nullptr) {
-          *reinterpret_cast<uint4*>(out + static_cast<std::int64_t>(row_of(first + r)) * hidden +
-                                    at * 8) = y;
-        }
+  for (int k = 0; k < kVectors; ++k) {
+    const int at = thread + k * kThreads;
+    place[k] = at < vectors ? layout.at(at * 8) : -1;
+    if (at < vectors) w[k] = __ldg(reinterpret_cast<const uint4*>(weight) + at);
+  }
+  sync();  // whoever still reads x
+  clear_rows(x, layout, n);
+#pragma unroll 1
+  for (int r = 0; r < n; ++r, turn ^= 1) {
+    uint4 v[kVectors];
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      v[k] = next[k];
+      sum = squares(v[k], sum);
+    }
+    if (r + 1 < n) load(r + 1);
+    sum = warp_sum(sum);
+    float* parts = s.sums[turn];
+    if (thread % 32 == 0) parts[thread / 32] = sum;
+    sync();
+    const float total = add_parts(kWarps, [&](int i) { return parts[i]; });
+    const float factor = __fdiv_rn(
+        1.0F, __fsqrt_rn(__fdiv_rn(total, static_cast<float>(hidden)) + s.params.shape.eps));
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      if (place[k] < 0) continue;
+      const uint4 y = scale_by_norm(v[k], w[k], factor);
+      *reinterpret_cast<uint4*>(x + place[k] + r * layout.row_bytes) = scale_up(y);
+      if (out != nullptr) {
+        reinterpret_cast<uint4*>(
+            out)[static_cast<std::int64_t>(row_of(r)) * vectors + thread + k * kThreads] = y;
       }
     }
   }
-  sync(c);
+  sync();
+}
+__device__ __forceinline__ void stage_norm(Context& c, const Matrix& m, const std::uint16_t* from,
+                                           const std::uint16_t* weight, int n, const Rows& rows,
+                                           std::uint16_t* out) {
+  stage_norm_at(m, from, weight, n, rows.first, rows.list, out, c.norm_turn);
+  c.norm_turn ^= n & 1;
 }
 
 // Copies BF16 rows at(0..n-1), layout.cols values each, into staged rows first..first+n-1. The
