@@ -6,17 +6,26 @@ export MONOLAYER_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 BIN := build/cpu/bin/monolayer
 QUESTION ?= Tom has 12 apples. Anna gives Tom 7 more apples. How many apples does Tom have?
 
-.PHONY: help setup build demo test test-long test-asan test-tsan test-aarch64 lint format bench fuzz fuzz-short clean
+.PHONY: cuda help setup build demo test test-long test-asan test-tsan test-aarch64 lint format bench fuzz fuzz-short clean
 
 help:
 	@echo "make demo       build, then answer a question with the embedded model"
 	@echo "make test       build and run every test"
 	@echo "make build      build build/cpu/bin/monolayer"
 	@echo "make setup      install packages for building and testing"
+	@echo "make cuda       the CUDA build (needs nvcc 13; not part of make test)"
 	@echo "make lint       clang-format and clang-tidy, both must be clean"
 	@echo "make bench      benchmarks with bytes, GB/s and the share of the read stream"
 	@echo "make fuzz       all fuzzers, FUZZ_SECONDS (600) each"
 	@echo "make test-long  sanitizers, long comparisons, NEON emulated, a minute of each fuzzer"
+
+cuda:
+	@command -v "$${CUDACXX:-/usr/local/cuda/bin/nvcc}" >/dev/null || { echo "cuda: no nvcc 13 found; set CUDACXX to one"; exit 1; }
+	@scripts/setup.sh build test
+	@echo "cuda: every CUDA file and its tests in build/cuda (device tests skip themselves without a GPU)"
+	@cmake --preset cuda -DBUILD_TESTING=ON >/dev/null
+	@cmake --build --preset cuda -j $(JOBS)
+	@ctest --test-dir build/cuda --output-on-failure -R backend_cuda
 
 setup:
 	@scripts/setup.sh build test
