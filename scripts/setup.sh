@@ -19,7 +19,8 @@ want_python=0
 for group in "$@"; do
   case "$group" in
     build) packages+=(g++ cmake ninja-build make git ccache pkg-config libhwy-dev nlohmann-json3-dev
-                      libpcre2-dev libutf8proc-dev libcli11-dev libxxhash-dev libhwloc-dev) ;;
+                      libpcre2-dev libutf8proc-dev libcli11-dev libxxhash-dev libhwloc-dev
+                      libboost1.81-dev) ;;
     test) packages+=(libgtest-dev python3 python3-venv spin); want_python=1 ;;
     bench) packages+=(libbenchmark-dev) ;;
     lint) packages+=(clang-format-14 clang-tidy-14 clang-14) ;;

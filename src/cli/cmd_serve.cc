@@ -1,15 +1,133 @@
-// `monolayer serve`: the name is taken, the server is not there yet.
+// `monolayer serve`: the HTTP server, with flags named as vllm's.
+#include <cstdio>
+#include <memory>
+#include <string>
+
 #include "cli/command.h"
+#include "cli/progress.h"
+#include "engine/native_run.h"
+#include "server/serve.h"
 
 namespace monolayer::cli {
+namespace {
+
+struct ServeFlags {
+  std::string model;
+  std::vector<std::string> served_names;
+  std::int64_t server_port = 0, block_size = 128;
+  std::string reasoning_parser = "minimax_m3", tool_parser = "minimax_m3";
+  bool no_prefix_caching = false, no_chunked_prefill = false, ignored = false, quiet = false;
+  RunFlags run;
+  server::ServeOptions options;
+  CLI::App* app = nullptr;
+  CLI::Option* server_port_set = nullptr;
+};
+
+// Every flag with the value it has now, given or not.
+server::Json effective(const CLI::App& app) {
+  server::Json all = server::Json::object();
+  for (const CLI::Option* option : app.get_options()) {
+    std::string name = option->get_name();
+    name.erase(0, name.find_first_not_of('-'));
+    if (name == "help") continue;
+    if (name == "api-key") {
+      all[name] = option->count() > 0 ? "set" : "";
+      continue;
+    }
+    std::string value;
+    for (const std::string& each : option->results()) value += (value.empty() ? "" : " ") + each;
+    all[name] = option->count() > 0 ? server::Json(value) : server::Json("default");
+  }
+  return all;
+}
+
+Status run_serve(ServeFlags& flags) {
+  server::ServeOptions& options = flags.options;
+  ML_RETURN_IF_ERROR(flags.run.check());
+  ML_RETURN_IF_ERROR(engine::cache_options(flags.run.kv_cache_dtype).status());
+  if (flags.block_size != 128)
+    return {Code::kUnsupported, "--block-size",
+            "is " + std::to_string(flags.block_size) + ", this model's blocks have 128 tokens"};
+  if (flags.server_port_set->count() > 0) options.port = flags.server_port;
+  ML_ASSIGN_OR_RETURN(options.model_folder, model_or_embedded(flags.model));
+  options.model_flag = flags.model.empty() ? "nano" : flags.model;
+  options.served_names = flags.served_names;
+  if (options.served_names.empty()) options.served_names = {options.model_flag};
+  for (std::string& name : options.served_names)
+    while (name.size() > 1 && name.back() == '/') name.pop_back();
+  options.prefix_caching = !flags.no_prefix_caching;
+  options.chunked_prefill = !flags.no_chunked_prefill;
+  options.threads = flags.run.threads;
+  options.kv_cache_dtype = flags.run.kv_cache_dtype;
+  options.version = MONOLAYER_VERSION;
+  options.flags = server::Json{{"flags", effective(*flags.app)}};
+  const auto progress = std::make_shared<Progress>("loading", flags.quiet);
+  options.progress = [progress](const ReadProgress& p) {
+    progress->update(p.bytes_done, p.bytes_total);
+  };
+  options.on_listening = [&options](std::uint16_t port) {
+    std::fprintf(stderr, "listening on http://%s:%u\n", options.host.c_str(),
+                 static_cast<unsigned>(port));
+  };
+  options.on_ready = [progress](const server::Json& info) {
+    progress->finish();
+    const server::Json& e = info.at("effective");
+    std::fprintf(stderr, "path: native (%s)\n", e.at("path_reason").get<std::string>().c_str());
+    std::fprintf(stderr, "CPU KV cache size: %lld tokens\n",
+                 static_cast<long long>(e.at("kv_cache_tokens").get<std::int64_t>()));
+    std::fprintf(stderr, "configuration: %s\nready\n", info.dump().c_str());
+  };
+  return server::serve(options);
+}
+
+}  // namespace
 
 void add_serve(Program& program) {
-  CLI::App& app = program.add("serve", "HTTP server (not part of this version)", [] {
-    return Status(Code::kUnsupported, "serve",
-                  "the HTTP server is not part of this version; generate runs the model");
-  });
-  // Its flags are those of a server that does not exist: one honest refusal beats a list of them.
-  app.allow_extras();
+  auto flags = std::make_shared<ServeFlags>();
+  Flags& f = program.flags;
+  server::ServeOptions& o = flags->options;
+  CLI::App& app = program.add("serve", "HTTP server: OpenAI and Anthropic dialects",
+                              [flags] { return run_serve(*flags); });
+  flags->app = &app;
+  f.folder(app, "--model", flags->model, "Folder or cached name; the embedded model if left out");
+  app.add_option("--served-model-name", flags->served_names,
+                 "Names clients may use; --model as typed if left out")
+      ->type_name("NAME");
+  f.text(app, "--host", o.host, "Address to listen on");
+  f.integer(app, "--port", o.port, 0, 65535, "Port; 0: any free one");
+  flags->server_port_set =
+      f.integer(app, "--server-port", flags->server_port, 0, 65535, "The same, as ATOM calls it");
+  f.text(app, "--api-key", o.api_key, "What clients must present; everybody may come if left out");
+  f.integer(app, "--max-model-len", o.max_model_len, 1, std::int64_t{1} << 40,
+            "Longest prompt and answer together; what model and caches take if left out");
+  f.integer(app, "--kv-cache-memory-bytes", o.kv_cache_bytes, 1, std::int64_t{1} << 50,
+            "Bytes of the caches; 1 GiB or what --max-model-len needs if left out");
+  f.integer(app, "--num-gpu-blocks-override", o.num_blocks, 1, std::int64_t{1} << 40,
+            "Blocks of 128 tokens, instead of --kv-cache-memory-bytes");
+  f.integer(app, "--block-size", flags->block_size, 1, 1 << 20, "Tokens of a block: 128");
+  f.integer(app, "--max-num-seqs", o.max_num_seqs, 1, 1 << 20, "Sequences of a step");
+  f.integer(app, "--max-num-batched-tokens", o.max_num_batched_tokens, 1, std::int64_t{1} << 30,
+            "Rows of a step");
+  f.integer(app, "--long-prefill-token-threshold", o.long_prefill_token_threshold, 0,
+            std::int64_t{1} << 30, "Rows of one prompt in a step; 0: all of them");
+  f.integer(app, "--max-num-waiting", o.max_waiting, 1, 1 << 20,
+            "Requests that may wait; more are answered 503");
+  f.toggle(app, "--enable-prefix-caching", flags->ignored, "Share equal prefixes (the default)");
+  f.toggle(app, "--no-enable-prefix-caching", flags->no_prefix_caching, "Do not");
+  f.toggle(app, "--enable-chunked-prefill", flags->ignored, "Cut prompts (the default)");
+  f.toggle(app, "--no-enable-chunked-prefill", flags->no_chunked_prefill,
+           "Refuse prompts longer than a step");
+  f.integer(app, "--stream-interval", o.stream_interval, 1, 1 << 20, "Tokens of a stream's chunk");
+  f.text(app, "--default-chat-template-kwargs", o.chat_template_kwargs,
+         "JSON object of template variables, e.g. {\"thinking_mode\":\"enabled\"}");
+  f.choice(app, "--reasoning-parser", flags->reasoning_parser, {"minimax_m3"}, "How it thinks");
+  f.choice(app, "--tool-call-parser", flags->tool_parser, {"minimax_m3"}, "How it calls tools");
+  f.toggle(app, "--enable-auto-tool-choice", flags->ignored, "Always on");
+  f.toggle(app, "--trust-remote-code", flags->ignored, "Accepted; no remote code is ever run");
+  f.integer(app, "--shutdown-timeout", o.grace_seconds, 0, 3600,
+            "Seconds for answers to finish after SIGTERM");
+  flags->run.add(f, app, {"auto", "native", "mono"});
+  f.toggle(app, "--quiet", flags->quiet, "No progress while loading");
 }
 
 }  // namespace monolayer::cli

@@ -18,7 +18,9 @@ ALLOWED = {
     "api": {"core", "tp", "m3", "mono", "backend/cpu"},
     "engine": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "backend/cuda",
                "dispatch"},
-    "cli": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "dispatch", "engine"},
+    "server": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "dispatch", "engine"},
+    "cli": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "dispatch", "engine",
+            "server"},
 }
 MAX_LINES = 600
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')

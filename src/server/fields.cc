@@ -1,0 +1,169 @@
+#include "server/fields.h"
+
+#include <cmath>
+#include <cstdio>
+
+namespace monolayer::server {
+namespace {
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.6g", value);
+  return text;
+}
+
+// Deepest nesting of brackets outside strings. The parser itself would take any depth.
+int nesting(std::string_view text) {
+  int depth = 0, deepest = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      deepest = std::max(deepest, ++depth);
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return deepest;
+}
+
+}  // namespace
+
+std::string kind_of(const Json& value) {
+  switch (value.type()) {
+    case Json::value_t::null:
+      return "null";
+    case Json::value_t::object:
+      return "an object";
+    case Json::value_t::array:
+      return "a list";
+    case Json::value_t::string:
+      return "a string";
+    case Json::value_t::boolean:
+      return "true or false";
+    default:
+      return "a number";
+  }
+}
+
+ApiResult<Json> parse_body(std::string_view text, int most_nested) {
+  if (const int depth = nesting(text); depth > most_nested)
+    return bad_field("body", "is nested " + std::to_string(depth) + " levels deep, at most " +
+                                 std::to_string(most_nested));
+  try {
+    Json body = Json::parse(text);
+    if (!body.is_object()) return bad_field("body", "must be a JSON object, is " + kind_of(body));
+    return body;
+  } catch (const Json::parse_error& error) {
+    return bad_field("body", "is not JSON: " + std::string(error.what()));
+  } catch (const Json::exception& error) {
+    return bad_field("body", "is not usable JSON: " + std::string(error.what()));
+  }
+}
+
+const Json* Fields::find(const char* name) const {
+  const auto at = object_.find(name);
+  return at == object_.end() || at->is_null() ? nullptr : &*at;
+}
+
+bool Fields::has(const char* name) const { return find(name) != nullptr; }
+
+void Fields::fail(const std::string& field_path, const std::string& what) {
+  if (!error_) error_ = bad_field(field_path, what);
+}
+
+void Fields::wrong(const char* name, const char* expected, const Json& got) {
+  fail(path(name), std::string("must be ") + expected + ", is " + kind_of(got));
+}
+
+bool Fields::boolean(const char* name, bool otherwise) {
+  const Json* value = find(name);
+  if (value == nullptr || error_) return otherwise;
+  if (value->is_boolean()) return value->get<bool>();
+  wrong(name, "true or false", *value);
+  return otherwise;
+}
+
+std::int64_t Fields::integer(const char* name, std::int64_t otherwise, std::int64_t low,
+                             std::int64_t high) {
+  const Json* value = find(name);
+  if (value == nullptr || error_) return otherwise;
+  if (!value->is_number()) {
+    wrong(name, "an integer", *value);
+    return otherwise;
+  }
+  const double real = value->get<double>();
+  const bool whole = value->is_number_float() ? std::floor(real) == real : true;
+  const bool inside = real >= static_cast<double>(low) && real <= static_cast<double>(high);
+  if (!whole || !inside) {
+    fail(path(name), "is " + value->dump() + ", must be an integer from " + std::to_string(low) +
+                         " to " + std::to_string(high));
+    return otherwise;
+  }
+  if (value->is_number_float()) return static_cast<std::int64_t>(real);
+  return value->get<std::int64_t>();
+}
+
+double Fields::real(const char* name, double otherwise, double low, double high, bool low_open) {
+  const Json* value = find(name);
+  if (value == nullptr || error_) return otherwise;
+  if (!value->is_number()) {
+    wrong(name, "a number", *value);
+    return otherwise;
+  }
+  const double got = value->get<double>();
+  if ((low_open ? got > low : got >= low) && got <= high) return got;
+  fail(path(name), "is " + value->dump() + ", must be in " + (low_open ? "(" : "[") + number(low) +
+                       ", " + number(high) + "]");
+  return otherwise;
+}
+
+std::string Fields::text(const char* name, std::string otherwise) {
+  const Json* value = find(name);
+  if (value == nullptr || error_) return otherwise;
+  if (value->is_string()) return value->get<std::string>();
+  wrong(name, "a string", *value);
+  return otherwise;
+}
+
+std::string Fields::one_of(const char* name, std::string otherwise,
+                           std::initializer_list<const char*> allowed) {
+  const std::string got = text(name, std::move(otherwise));
+  std::string list;
+  for (const char* each : allowed) {
+    if (got == each) return got;
+    list += (list.empty() ? "" : ", ") + std::string(each);
+  }
+  fail(path(name), "is '" + got + "', must be one of " + list);
+  return got;
+}
+
+const Json* Fields::list(const char* name, std::size_t most) {
+  const Json* value = find(name);
+  if (value == nullptr || error_) return nullptr;
+  if (!value->is_array()) {
+    wrong(name, "a list", *value);
+    return nullptr;
+  }
+  if (value->size() > most) {
+    fail(path(name),
+         "has " + std::to_string(value->size()) + " entries, at most " + std::to_string(most));
+    return nullptr;
+  }
+  return value;
+}
+
+const Json* Fields::object(const char* name) {
+  const Json* value = find(name);
+  if (value == nullptr || error_) return nullptr;
+  if (value->is_object()) return value;
+  wrong(name, "an object", *value);
+  return nullptr;
+}
+
+}  // namespace monolayer::server

@@ -1,0 +1,466 @@
+// The only file that knows the HTTP library.
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <deque>
+#include <optional>
+#include <set>
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/string_body.hpp>
+
+#include "server/api_error.h"
+#include "server/http.h"
+
+namespace monolayer::server {
+namespace {
+
+namespace asio = boost::asio;
+namespace http = boost::beast::http;
+using asio::ip::tcp;
+using Error = boost::system::error_code;
+using std::chrono::seconds;
+
+std::string_view reason(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 413:
+      return "Payload Too Large";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 503:
+      return "Service Unavailable";
+    default:
+      return status >= 500 ? "Internal Server Error" : "Status";
+  }
+}
+
+struct Shared {
+  HttpOptions options;
+  Handler handler;
+  asio::io_context io{1};
+  bool closing = false;
+  std::int64_t open = 0;
+};
+
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(tcp::socket socket, Shared& shared)
+      : socket_(std::move(socket)), timer_(shared.io), shared_(shared) {
+    ++shared_.open;
+    Error ignored;
+    socket_.set_option(tcp::no_delay(true), ignored);
+  }
+  ~Connection() { --shared_.open; }
+
+  void read();
+  void close();
+  void close_if_idle() {
+    if (!answering_ && !reading_body_) close();
+  }
+
+ private:
+  friend class Exchange;
+  void on_header(Error error);
+  void read_body();
+  void on_request(Error error);
+  void refuse(int status, const std::string& message);
+  void watch();
+  void arm(int limit_seconds);
+  void send(std::string bytes);
+  void flush();
+  void finish_answer();
+  void drain(std::shared_ptr<std::string> scratch);
+  void gone();
+
+  tcp::socket socket_;
+  asio::steady_timer timer_;
+  Shared& shared_;
+  boost::beast::flat_buffer buffer_;
+  std::optional<http::request_parser<http::string_body>> parser_;
+  std::shared_ptr<class Exchange> exchange_;
+  std::deque<std::string> out_;
+  bool writing_ = false, keep_alive_ = false, answering_ = false, answered_ = false;
+  bool reading_body_ = false, closed_ = false, watching_ = false;
+  std::uint64_t timer_use_ = 0;
+};
+
+class Exchange : public Responder {
+ public:
+  Exchange(std::shared_ptr<Connection> connection, bool http10)
+      : connection_(std::move(connection)), http10_(http10) {}
+
+  void respond(int status, const std::string& type, std::string body,
+               const Headers& headers) override {
+    if (!connection_) return;
+    std::string head = line(status, type, headers);
+    head += "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n";
+    if (head_only_) body.clear();
+    connection_->send(head + body);
+    done();
+  }
+  void begin(const std::string& type, const Headers& headers) override {
+    if (!connection_) return;
+    chunked_ = !http10_;
+    if (!chunked_) connection_->keep_alive_ = false;
+    std::string head = line(200, type, headers);
+    head += chunked_ ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n";
+    connection_->send(std::move(head));
+  }
+  void write(std::string piece) override {
+    if (!connection_ || piece.empty()) return;
+    if (chunked_) {
+      char size[24];
+      std::snprintf(size, sizeof(size), "%zx\r\n", piece.size());
+      piece = size + piece + "\r\n";
+    }
+    connection_->send(std::move(piece));
+  }
+  void end() override {
+    if (!connection_) return;
+    if (chunked_) connection_->send("0\r\n\r\n");
+    done();
+  }
+  bool busy() const override { return connection_ && connection_->writing_; }
+
+  void lost() {
+    connection_.reset();
+    on_idle = nullptr;
+    if (auto callback = std::exchange(on_gone, nullptr)) callback();
+  }
+  void idle() {
+    if (connection_ && on_idle) on_idle();
+  }
+  bool head_only_ = false;
+
+ private:
+  std::string line(int status, const std::string& type, const Headers& headers) const {
+    std::string head = "HTTP/1.1 " + std::to_string(status) + " " + std::string(reason(status)) +
+                       "\r\nServer: monolayer\r\nContent-Type: " + type + "\r\n";
+    for (const auto& [name, value] : headers) head += name + ": " + value + "\r\n";
+    head += connection_->keep_alive_ ? "Connection: keep-alive\r\n" : "Connection: close\r\n";
+    return head;
+  }
+  void done() {
+    const auto connection = std::exchange(connection_, nullptr);
+    on_gone = nullptr;
+    on_idle = nullptr;
+    connection->answered_ = true;
+    connection->finish_answer();
+  }
+
+  std::shared_ptr<Connection> connection_;
+  bool http10_, chunked_ = false;
+};
+
+void Connection::arm(int limit_seconds) {
+  const std::uint64_t use = ++timer_use_;
+  if (limit_seconds == 0) {
+    timer_.cancel();
+    return;
+  }
+  timer_.expires_after(seconds(limit_seconds));
+  timer_.async_wait([self = shared_from_this(), use](Error error) {
+    if (!error && use == self->timer_use_) self->gone();
+  });
+}
+
+void Connection::read() {
+  if (closed_) return;
+  parser_.emplace();
+  parser_->body_limit(shared_.options.body_bytes);
+  parser_->header_limit(static_cast<std::uint32_t>(shared_.options.header_bytes));
+  answering_ = answered_ = reading_body_ = false;
+  arm(shared_.options.idle_seconds);
+  http::async_read_header(socket_, buffer_, *parser_,
+                          [self = shared_from_this()](Error error, std::size_t) {
+                            self->watching_ = false;
+                            self->on_header(error);
+                          });
+}
+
+void Connection::on_header(Error error) {
+  if (error == http::error::header_limit)
+    return refuse(431, "headers: larger than the limit of " +
+                           std::to_string(shared_.options.header_bytes) + " bytes");
+  if (error == http::error::end_of_stream || error == asio::error::eof ||
+      error == asio::error::connection_reset || error == asio::error::operation_aborted)
+    return close();
+  if (error) return refuse(400, "request: is not HTTP/1.1: " + error.message());
+  reading_body_ = true;
+  if (const auto length = parser_->content_length(); length && *length > shared_.options.body_bytes)
+    return refuse(413, "body: has " + std::to_string(*length) + " bytes, at most " +
+                           std::to_string(shared_.options.body_bytes));
+  keep_alive_ = parser_->get().keep_alive();
+  if (parser_->get()[http::field::expect] == "100-continue" && !parser_->is_done())
+    send("HTTP/1.1 100 Continue\r\n\r\n");
+  read_body();
+}
+
+// Piece by piece, so that the limit is on a pause and not on a large body.
+void Connection::read_body() {
+  if (parser_->is_done()) return on_request({});
+  arm(shared_.options.request_seconds);
+  http::async_read_some(socket_, buffer_, *parser_,
+                        [self = shared_from_this()](Error error, std::size_t) {
+                          if (error) return self->on_request(error);
+                          self->read_body();
+                        });
+}
+
+void Connection::on_request(Error error) {
+  if (error == http::error::body_limit)
+    return refuse(413, "body: has more than the limit of " +
+                           std::to_string(shared_.options.body_bytes) + " bytes");
+  if (error == asio::error::eof || error == http::error::partial_message ||
+      error == asio::error::connection_reset || error == asio::error::operation_aborted)
+    return close();
+  if (error) return refuse(400, "request: is not HTTP/1.1: " + error.message());
+  arm(0);
+  auto message = parser_->release();
+  HttpRequest request;
+  request.method = std::string(message.method_string());
+  const std::string target(message.target());
+  const std::size_t query = target.find('?');
+  request.path = target.substr(0, query);
+  if (query != std::string::npos) request.query = target.substr(query + 1);
+  for (const auto& field : message) {
+    std::string name(field.name_string());
+    std::transform(name.begin(), name.end(), name.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    request.headers[std::move(name)] = std::string(field.value());
+  }
+  request.body = std::move(message.body());
+  reading_body_ = false;
+  answering_ = true;
+  exchange_ = std::make_shared<Exchange>(shared_from_this(), message.version() < 11);
+  exchange_->head_only_ = request.method == "HEAD";
+  keep_alive_ = keep_alive_ && !shared_.closing;
+  watch();
+  shared_.handler(std::move(request), exchange_);
+}
+
+void Connection::refuse(int status, const std::string& message) {
+  ApiError error;
+  error.status = status;
+  error.message = message;
+  keep_alive_ = false;
+  answering_ = true;
+  exchange_ = std::make_shared<Exchange>(shared_from_this(), false);
+  exchange_->respond(status, "application/json", error.openai(), {});
+}
+
+// While an answer is made nothing is read, but the client's end of the connection is watched.
+void Connection::watch() {
+  if (watching_ || closed_) return;
+  watching_ = true;
+  socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](Error error) {
+    self->watching_ = false;
+    if (error || self->closed_ || !self->answering_) return;
+    char byte = 0;
+    const ssize_t got = ::recv(self->socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (got == 0) return self->gone();
+    if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) return self->gone();
+    if (got < 0) return self->watch();
+    // The next request came early: it stays in the kernel, and looking again must not spin.
+    auto timer =
+        std::make_shared<asio::steady_timer>(self->shared_.io, std::chrono::milliseconds(100));
+    timer->async_wait([self, timer](Error) {
+      if (self->answering_) self->watch();
+    });
+  });
+}
+
+void Connection::send(std::string bytes) {
+  if (closed_) return;
+  out_.push_back(std::move(bytes));
+  flush();
+}
+
+void Connection::flush() {
+  if (writing_ || closed_ || out_.empty()) return;
+  writing_ = true;
+  // Everything that waits goes out in one call.
+  auto bytes = std::make_shared<std::string>();
+  for (const std::string& piece : out_) *bytes += piece;
+  out_.clear();
+  arm(shared_.options.write_seconds);
+  asio::async_write(socket_, asio::buffer(*bytes),
+                    [self = shared_from_this(), bytes](Error error, std::size_t done) {
+                      (void)done;
+                      self->writing_ = false;
+                      if (self->closed_) return;
+                      if (error) return self->gone();
+                      self->arm(0);
+                      if (!self->out_.empty()) return self->flush();
+                      if (self->answered_) return self->finish_answer();
+                      if (self->exchange_) self->exchange_->idle();
+                    });
+}
+
+void Connection::finish_answer() {
+  if (closed_ || writing_ || !out_.empty() || !answered_) return;
+  exchange_.reset();
+  answering_ = false;
+  if (keep_alive_ && !shared_.closing) {
+    Error ignored;
+    socket_.cancel(ignored);
+    asio::post(shared_.io, [self = shared_from_this()] { self->read(); });
+    answered_ = false;
+    return;
+  }
+  // Half a close lets the client read the answer even if it still sends.
+  Error ignored;
+  socket_.shutdown(tcp::socket::shutdown_send, ignored);
+  arm(2);
+  auto scratch = std::make_shared<std::string>(4096, '\0');
+  answered_ = false;
+  drain(scratch);
+}
+
+// Reads what a client still sends after its answer, for a bounded time: closing at once would reset
+// the connection under the answer.
+void Connection::drain(std::shared_ptr<std::string> scratch) {
+  socket_.async_read_some(asio::buffer(*scratch),
+                          [self = shared_from_this(), scratch](Error error, std::size_t) {
+                            if (self->closed_) return;
+                            if (error) return self->close();
+                            self->drain(scratch);
+                          });
+}
+
+void Connection::gone() {
+  if (closed_) return;
+  close();
+  if (const auto exchange = std::exchange(exchange_, nullptr)) exchange->lost();
+}
+
+void Connection::close() {
+  if (closed_) return;
+  closed_ = true;
+  ++timer_use_;
+  timer_.cancel();
+  Error ignored;
+  socket_.shutdown(tcp::socket::shutdown_both, ignored);
+  socket_.close(ignored);
+}
+
+class BeastServer : public HttpServer {
+ public:
+  explicit BeastServer(const HttpOptions& options) : acceptor_(shared_.io), signals_(shared_.io) {
+    shared_.options = options;
+  }
+
+  Status open() {
+    const auto fail = [&](const std::string& what) {
+      return Status(Code::kIoError,
+                    shared_.options.host + ":" + std::to_string(shared_.options.port), what);
+    };
+    Error error;
+    const auto address = asio::ip::make_address(
+        shared_.options.host == "localhost" ? "127.0.0.1" : shared_.options.host, error);
+    if (error) return fail("is not an address: " + error.message());
+    const tcp::endpoint endpoint(address, shared_.options.port);
+    acceptor_.open(endpoint.protocol(), error);
+    if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor_.bind(endpoint, error);
+    if (!error) acceptor_.listen(4096, error);
+    if (error) return fail("cannot be listened on: " + error.message());
+    port_ = acceptor_.local_endpoint(error).port();
+    return ok_status();
+  }
+
+  std::uint16_t port() const override { return port_; }
+  std::int64_t connections() const override { return shared_.open; }
+
+  void run(Handler handler, std::function<void(int)> on_signal) override {
+    shared_.handler = std::move(handler);
+    on_signal_ = std::move(on_signal);
+    Error ignored;
+    signals_.add(SIGTERM, ignored);
+    signals_.add(SIGINT, ignored);
+    wait_signal();
+    accept();
+    shared_.io.run();
+  }
+  void post(std::function<void()> work) override { asio::post(shared_.io, std::move(work)); }
+  void after(int milliseconds, std::function<void()> work) override {
+    auto timer =
+        std::make_shared<asio::steady_timer>(shared_.io, std::chrono::milliseconds(milliseconds));
+    timer->async_wait([timer, work = std::move(work)](Error error) {
+      if (!error) work();
+    });
+  }
+  void stop_accepting() override {
+    shared_.closing = true;
+    Error ignored;
+    acceptor_.close(ignored);
+    for (const auto& weak : live_)
+      if (const auto connection = weak.lock()) connection->close_if_idle();
+  }
+  void stop() override { shared_.io.stop(); }
+
+ private:
+  void wait_signal() {
+    signals_.async_wait([this](Error error, int signal) {
+      if (error) return;
+      if (on_signal_) on_signal_(signal);
+      wait_signal();
+    });
+  }
+  void accept() {
+    acceptor_.async_accept([this](Error error, tcp::socket socket) {
+      if (shared_.closing) return;
+      if (error) return after(50, [this] { accept(); });  // out of descriptors: try again
+      if (shared_.open < shared_.options.connections) {
+        const auto connection = std::make_shared<Connection>(std::move(socket), shared_);
+        remember(connection);
+        connection->read();
+      }
+      accept();
+    });
+  }
+  void remember(const std::shared_ptr<Connection>& connection) {
+    if (live_.size() > 64 && static_cast<std::int64_t>(live_.size()) > 2 * shared_.open)
+      std::erase_if(live_, [](const auto& weak) { return weak.expired(); });
+    live_.push_back(connection);
+  }
+
+  Shared shared_;
+  tcp::acceptor acceptor_;
+  asio::signal_set signals_;
+  std::function<void(int)> on_signal_;
+  std::vector<std::weak_ptr<Connection>> live_;
+  std::uint16_t port_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<HttpServer>> HttpServer::listen(const HttpOptions& options) {
+  auto server = std::make_unique<BeastServer>(options);
+  ML_RETURN_IF_ERROR(server->open());
+  return std::unique_ptr<HttpServer>(std::move(server));
+}
+
+}  // namespace monolayer::server

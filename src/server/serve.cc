@@ -1,0 +1,183 @@
+#include "server/serve.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "engine/engine.h"
+#include "engine/native_run.h"
+#include "server/service.h"
+
+namespace monolayer::server {
+namespace {
+
+struct Loaded {
+  std::unique_ptr<engine::OpenModel> model;
+  std::unique_ptr<engine::NativeRun> run;
+  std::shared_ptr<ServedModel> served;
+  std::unique_ptr<engine::NativeModel> steps;
+  std::unique_ptr<engine::Engine> engine;  // first to go
+  Json info;
+};
+
+// The pool's tokens: enough for one sequence of full length, else what was asked for.
+Result<std::int64_t> pool_tokens(const ServeOptions& options, const m3::ModelConfig& config) {
+  ML_ASSIGN_OR_RETURN(const cpu::CacheOptions cache, engine::cache_options(options.kv_cache_dtype));
+  const std::int64_t page = cpu::CachePool::page_bytes(config, cache);
+  const std::int64_t wanted = (options.max_model_len + m3::kPageTokens - 1) / m3::kPageTokens;
+  std::int64_t pages = options.num_blocks;
+  if (pages == 0) {
+    const std::int64_t bytes =
+        options.kv_cache_bytes > 0 ? options.kv_cache_bytes : std::int64_t{1} << 30;
+    pages = bytes / page;
+    if (options.kv_cache_bytes == 0) pages = std::max(pages, wanted);
+  }
+  pages = std::min(pages, (config.max_positions + m3::kPageTokens - 1) / m3::kPageTokens);
+  if (pages < std::max<std::int64_t>(wanted, 1))
+    return Status(Code::kResourceExhausted, "--max-model-len",
+                  "is " + std::to_string(options.max_model_len) + " tokens, the caches hold " +
+                      std::to_string(pages * m3::kPageTokens));
+  return std::min(pages * m3::kPageTokens, config.max_positions);
+}
+
+Result<std::shared_ptr<ServedModel>> served_model(const ServeOptions& options,
+                                                  const engine::OpenModel& model,
+                                                  std::int64_t length) {
+  ML_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(model.folder));
+  ML_ASSIGN_OR_RETURN(auto defaults, engine::generation_defaults(model.folder, model.config));
+  auto chat = ChatTemplate::load(model.folder);
+  auto served = std::shared_ptr<ServedModel>(
+      new ServedModel{options.served_names, std::move(tokenizer), std::nullopt, "",
+                      model.config.vocab_size, length, std::move(defaults), Json::object()});
+  if (chat.ok()) {
+    served->chat = *std::move(chat);
+  } else {
+    served->chat_missing = chat.status().to_string();
+  }
+  if (!options.chat_template_kwargs.empty()) {
+    const Json kwargs = Json::parse(options.chat_template_kwargs, nullptr, false);
+    if (!kwargs.is_object())
+      return Status(Code::kInvalidArgument, "--default-chat-template-kwargs",
+                    "must be a JSON object");
+    served->chat_defaults = kwargs;
+  }
+  return served;
+}
+
+Result<std::unique_ptr<Loaded>> load(const ServeOptions& options, engine::Engine::Sink sink) {
+  auto loaded = std::make_unique<Loaded>();
+  ML_ASSIGN_OR_RETURN(loaded->model, engine::open_model(options.model_folder));
+  const m3::ModelConfig& config = loaded->model->config;
+  if (options.max_model_len > config.max_positions)
+    return Status(Code::kInvalidArgument, "--max-model-len",
+                  "is " + std::to_string(options.max_model_len) + ", the model takes at most " +
+                      std::to_string(config.max_positions));
+  ML_ASSIGN_OR_RETURN(const std::int64_t tokens, pool_tokens(options, config));
+  const std::int64_t length =
+      options.max_model_len > 0 ? options.max_model_len : std::min(config.max_positions, tokens);
+  engine::EngineOptions engine_options;
+  engine_options.scheduler.max_sequences = options.max_num_seqs;
+  engine_options.scheduler.max_step_tokens = options.max_num_batched_tokens;
+  engine_options.scheduler.max_model_len = length;
+  engine_options.scheduler.chunked_prefill = options.chunked_prefill;
+  engine_options.scheduler.long_prefill_threshold = options.long_prefill_token_threshold;
+  engine_options.prefix_caching = options.prefix_caching;
+  engine_options.max_waiting = options.max_waiting;
+  ML_RETURN_IF_ERROR(engine::Scheduler::check(engine_options.scheduler));
+  ML_ASSIGN_OR_RETURN(loaded->served, served_model(options, *loaded->model, length));
+
+  engine::NativeRunOptions run_options;
+  run_options.threads = static_cast<int>(options.threads);
+  run_options.kv_cache_dtype = options.kv_cache_dtype;
+  run_options.context_tokens = tokens;
+  run_options.context_flag = "the KV cache";
+  run_options.progress = options.progress;
+  ML_ASSIGN_OR_RETURN(loaded->run, engine::NativeRun::load(*loaded->model, run_options));
+  loaded->steps =
+      std::make_unique<engine::NativeModel>(config, loaded->run->native(), loaded->run->pool());
+  ML_ASSIGN_OR_RETURN(loaded->engine,
+                      engine::Engine::start(*loaded->steps, loaded->served->tokenizer,
+                                            engine_options, std::move(sink)));
+  loaded->info = options.flags;
+  loaded->info["version"] = options.version;
+  loaded->info["model_folder"] = loaded->model->folder;
+  loaded->info["served_model_name"] = options.served_names;
+  loaded->info["effective"] = {{"path", "native"},
+                               {"path_reason", "the only path this server drives"},
+                               {"backend", "cpu"},
+                               {"kernel", std::string(loaded->run->tiles().name)},
+                               {"threads", loaded->run->team().size()},
+                               {"max_model_len", length},
+                               {"kv_cache_tokens", loaded->run->pool().pages() * m3::kPageTokens},
+                               {"kv_cache_bytes", loaded->run->pool().bytes()},
+                               {"prefix_caching", options.prefix_caching},
+                               {"chunked_prefill", options.chunked_prefill},
+                               {"speculative_tokens", 0},
+                               {"synthetic_acceptance", false}};
+  return loaded;
+}
+
+}  // namespace
+
+Status serve(const ServeOptions& options) {
+  const auto started = std::chrono::steady_clock::now();
+  HttpOptions http_options;
+  http_options.host = options.host;
+  http_options.port = static_cast<std::uint16_t>(options.port);
+  const Limits limits;
+  http_options.body_bytes = limits.body_bytes;
+  http_options.header_bytes = limits.header_bytes;
+  ML_ASSIGN_OR_RETURN(const auto http, HttpServer::listen(http_options));
+  if (options.on_listening) options.on_listening(http->port());
+
+  ServiceOptions service_options;
+  service_options.api_key = options.api_key;
+  service_options.stream_interval = options.stream_interval;
+  service_options.version = options.version;
+  auto service = std::make_unique<Service>(*http, service_options);
+
+  std::unique_ptr<Loaded> loaded;
+  Status failure;
+  bool stopping = false;
+  std::thread loader([&] {
+    auto result = load(options, [raw = service.get()](std::vector<engine::RequestOutput> outputs) {
+      raw->outputs(std::move(outputs));
+    });
+    auto shared = std::make_shared<Result<std::unique_ptr<Loaded>>>(std::move(result));
+    http->post([&, shared] {
+      if (!shared->ok()) {
+        failure = shared->status();
+        http->stop();
+        return;
+      }
+      loaded = std::move(**shared);
+      const double seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+      loaded->info["effective"]["seconds_to_ready"] = seconds;
+      service->ready(loaded->served, loaded->engine.get(), loaded->info);
+      if (options.on_ready) options.on_ready(loaded->info);
+    });
+  });
+  http->run(
+      [&](HttpRequest request, std::shared_ptr<Responder> out) {
+        service->handle(std::move(request), std::move(out));
+      },
+      [&](int) {
+        if (std::exchange(stopping, true)) {
+          if (loaded) service->abort_all();
+          return;
+        }
+        if (!loaded) return http->stop();
+        service->drain(static_cast<int>(options.grace_seconds), [&] {
+          // Answers that are written but not yet out get a moment.
+          http->after(50, [&] { http->stop(); });
+        });
+      });
+  loader.join();
+  if (loaded) loaded->engine.reset();
+  service.reset();
+  return failure;
+}
+
+}  // namespace monolayer::server
