@@ -204,14 +204,14 @@ void Connection::on_header(Error error) {
   if (error == http::error::header_limit)
     return refuse(431, "headers: larger than the limit of " +
                            std::to_string(shared_.options.header_bytes) + " bytes");
+  if (error == http::error::body_limit)
+    return refuse(413, "body: has more than the limit of " +
+                           std::to_string(shared_.options.body_bytes) + " bytes");
   if (error == http::error::end_of_stream || error == asio::error::eof ||
       error == asio::error::connection_reset || error == asio::error::operation_aborted)
     return close();
   if (error) return refuse(400, "request: is not HTTP/1.1: " + error.message());
   reading_body_ = true;
-  if (const auto length = parser_->content_length(); length && *length > shared_.options.body_bytes)
-    return refuse(413, "body: has " + std::to_string(*length) + " bytes, at most " +
-                           std::to_string(shared_.options.body_bytes));
   keep_alive_ = parser_->get().keep_alive();
   if (parser_->get()[http::field::expect] == "100-continue" && !parser_->is_done())
     send("HTTP/1.1 100 Continue\r\n\r\n");

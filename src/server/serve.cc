@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "engine/engine.h"
 #include "engine/native_run.h"
@@ -16,6 +17,8 @@ struct Loaded {
   std::unique_ptr<engine::OpenModel> model;
   std::unique_ptr<engine::NativeRun> run;
   std::shared_ptr<ServedModel> served;
+  std::int64_t tokens = 0;  // of the pool
+  engine::EngineOptions engine_options;
   std::unique_ptr<engine::NativeModel> steps;
   std::unique_ptr<engine::Engine> engine;  // first to go
   Json info;
@@ -65,7 +68,8 @@ Result<std::shared_ptr<ServedModel>> served_model(const ServeOptions& options,
   return served;
 }
 
-Result<std::unique_ptr<Loaded>> load(const ServeOptions& options, engine::Engine::Sink sink) {
+// Everything that can be refused without reading weights.
+Result<std::unique_ptr<Loaded>> prepare(const ServeOptions& options) {
   auto loaded = std::make_unique<Loaded>();
   ML_ASSIGN_OR_RETURN(loaded->model, engine::open_model(options.model_folder));
   const m3::ModelConfig& config = loaded->model->config;
@@ -73,55 +77,63 @@ Result<std::unique_ptr<Loaded>> load(const ServeOptions& options, engine::Engine
     return Status(Code::kInvalidArgument, "--max-model-len",
                   "is " + std::to_string(options.max_model_len) + ", the model takes at most " +
                       std::to_string(config.max_positions));
-  ML_ASSIGN_OR_RETURN(const std::int64_t tokens, pool_tokens(options, config));
-  const std::int64_t length =
-      options.max_model_len > 0 ? options.max_model_len : std::min(config.max_positions, tokens);
-  engine::EngineOptions engine_options;
-  engine_options.scheduler.max_sequences = options.max_num_seqs;
-  engine_options.scheduler.max_step_tokens = options.max_num_batched_tokens;
-  engine_options.scheduler.max_model_len = length;
-  engine_options.scheduler.chunked_prefill = options.chunked_prefill;
-  engine_options.scheduler.long_prefill_threshold = options.long_prefill_token_threshold;
-  engine_options.prefix_caching = options.prefix_caching;
-  engine_options.max_waiting = options.max_waiting;
-  ML_RETURN_IF_ERROR(engine::Scheduler::check(engine_options.scheduler));
-  ML_ASSIGN_OR_RETURN(loaded->served, served_model(options, *loaded->model, length));
+  ML_ASSIGN_OR_RETURN(loaded->tokens, pool_tokens(options, config));
+  engine::SchedulerOptions& scheduler = loaded->engine_options.scheduler;
+  scheduler.max_sequences = options.max_num_seqs;
+  scheduler.max_step_tokens = options.max_num_batched_tokens;
+  scheduler.max_model_len = options.max_model_len > 0
+                                ? options.max_model_len
+                                : std::min(config.max_positions, loaded->tokens);
+  scheduler.chunked_prefill = options.chunked_prefill;
+  scheduler.long_prefill_threshold = options.long_prefill_token_threshold;
+  loaded->engine_options.prefix_caching = options.prefix_caching;
+  loaded->engine_options.max_waiting = options.max_waiting;
+  ML_RETURN_IF_ERROR(engine::Scheduler::check(scheduler));
+  ML_ASSIGN_OR_RETURN(loaded->served,
+                      served_model(options, *loaded->model, scheduler.max_model_len));
+  return loaded;
+}
 
+Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& loaded) {
   engine::NativeRunOptions run_options;
   run_options.threads = static_cast<int>(options.threads);
   run_options.kv_cache_dtype = options.kv_cache_dtype;
-  run_options.context_tokens = tokens;
+  run_options.context_tokens = loaded.tokens;
   run_options.context_flag = "the KV cache";
   run_options.progress = options.progress;
-  ML_ASSIGN_OR_RETURN(loaded->run, engine::NativeRun::load(*loaded->model, run_options));
-  loaded->steps =
-      std::make_unique<engine::NativeModel>(config, loaded->run->native(), loaded->run->pool());
-  ML_ASSIGN_OR_RETURN(loaded->engine,
-                      engine::Engine::start(*loaded->steps, loaded->served->tokenizer,
-                                            engine_options, std::move(sink)));
-  loaded->info = options.flags;
-  loaded->info["version"] = options.version;
-  loaded->info["model_folder"] = loaded->model->folder;
-  loaded->info["served_model_name"] = options.served_names;
-  loaded->info["effective"] = {{"path", "native"},
-                               {"path_reason", "the only path this server drives"},
-                               {"backend", "cpu"},
-                               {"kernel", std::string(loaded->run->tiles().name)},
-                               {"threads", loaded->run->team().size()},
-                               {"max_model_len", length},
-                               {"kv_cache_tokens", loaded->run->pool().pages() * m3::kPageTokens},
-                               {"kv_cache_bytes", loaded->run->pool().bytes()},
-                               {"prefix_caching", options.prefix_caching},
-                               {"chunked_prefill", options.chunked_prefill},
-                               {"speculative_tokens", 0},
-                               {"synthetic_acceptance", false}};
-  return loaded;
+  ML_ASSIGN_OR_RETURN(loaded.run, engine::NativeRun::load(*loaded.model, run_options));
+  loaded.steps = std::make_unique<engine::NativeModel>(loaded.model->config, loaded.run->native(),
+                                                       loaded.run->pool());
+  ML_ASSIGN_OR_RETURN(loaded.engine, engine::Engine::start(*loaded.steps, loaded.served->tokenizer,
+                                                           loaded.engine_options, std::move(sink)));
+  loaded.info = options.flags;
+  loaded.info["version"] = options.version;
+  loaded.info["model_folder"] = loaded.model->folder;
+  loaded.info["served_model_name"] = options.served_names;
+  loaded.info["effective"] = {{"path", "native"},
+                              {"path_reason", "the only path this server drives"},
+                              {"backend", "cpu"},
+                              {"kernel", std::string(loaded.run->tiles().name)},
+                              {"threads", loaded.run->team().size()},
+                              {"max_model_len", loaded.engine_options.scheduler.max_model_len},
+                              {"max_num_seqs", options.max_num_seqs},
+                              {"max_num_batched_tokens", options.max_num_batched_tokens},
+                              {"kv_cache_dtype", options.kv_cache_dtype},
+                              {"kv_cache_tokens", loaded.run->pool().pages() * m3::kPageTokens},
+                              {"kv_cache_bytes", loaded.run->pool().bytes()},
+                              {"prefix_caching", options.prefix_caching},
+                              {"chunked_prefill", options.chunked_prefill},
+                              {"stream_interval", options.stream_interval},
+                              {"speculative_tokens", 0},
+                              {"synthetic_acceptance", false}};
+  return ok_status();
 }
 
 }  // namespace
 
 Status serve(const ServeOptions& options) {
   const auto started = std::chrono::steady_clock::now();
+  ML_ASSIGN_OR_RETURN(const std::unique_ptr<Loaded> loaded, prepare(options));
   HttpOptions http_options;
   http_options.host = options.host;
   http_options.port = static_cast<std::uint16_t>(options.port);
@@ -137,24 +149,24 @@ Status serve(const ServeOptions& options) {
   service_options.version = options.version;
   auto service = std::make_unique<Service>(*http, service_options);
 
-  std::unique_ptr<Loaded> loaded;
   Status failure;
-  bool stopping = false;
+  bool is_ready = false, stopping = false;
   std::thread loader([&] {
-    auto result = load(options, [raw = service.get()](std::vector<engine::RequestOutput> outputs) {
-      raw->outputs(std::move(outputs));
-    });
-    auto shared = std::make_shared<Result<std::unique_ptr<Loaded>>>(std::move(result));
-    http->post([&, shared] {
-      if (!shared->ok()) {
-        failure = shared->status();
+    const Status status = load(
+        options,
+        [raw = service.get()](std::vector<engine::RequestOutput> outputs) {
+          raw->outputs(std::move(outputs));
+        },
+        *loaded);
+    http->post([&, status] {
+      if (!status.ok()) {
+        failure = status;
         http->stop();
         return;
       }
-      loaded = std::move(**shared);
-      const double seconds =
+      is_ready = true;
+      loaded->info["effective"]["seconds_to_ready"] =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-      loaded->info["effective"]["seconds_to_ready"] = seconds;
       service->ready(loaded->served, loaded->engine.get(), loaded->info);
       if (options.on_ready) options.on_ready(loaded->info);
     });
@@ -165,17 +177,17 @@ Status serve(const ServeOptions& options) {
       },
       [&](int) {
         if (std::exchange(stopping, true)) {
-          if (loaded) service->abort_all();
+          if (is_ready) service->abort_all();
           return;
         }
-        if (!loaded) return http->stop();
+        if (!is_ready) return http->stop();
         service->drain(static_cast<int>(options.grace_seconds), [&] {
           // Answers that are written but not yet out get a moment.
           http->after(50, [&] { http->stop(); });
         });
       });
   loader.join();
-  if (loaded) loaded->engine.reset();
+  loaded->engine.reset();
   service.reset();
   return failure;
 }

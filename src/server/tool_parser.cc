@@ -157,7 +157,7 @@ bool ToolParser::text(bool last) {
 
 // Between calls: tags with or without their mark, white space, and stray text, which is content.
 bool ToolParser::block(bool last) {
-  std::string_view rest = std::string_view(held_).substr(at_);
+  const std::string_view rest = std::string_view(held_).substr(at_);
   const std::size_t white = std::min(rest.find_first_not_of(kWhite), rest.size());
   if (white > 0) {
     consume(white);
@@ -194,8 +194,7 @@ bool ToolParser::block(bool last) {
   if (marked > 0) {
     // A mark before anything else means nothing; what follows is text.
     consume(marked);
-    if (at_ == held_.size() || starts_with(tag, kToolMark)) return true;
-    rest = std::string_view(held_).substr(at_);
+    return true;
   }
   const std::size_t next = std::min(rest.find_first_of("]<", 1), rest.size());
   content(rest.substr(0, next));
@@ -222,7 +221,7 @@ void ToolParser::end_call() {
 
 // Inside a call, between parameters.
 bool ToolParser::invoke(bool last) {
-  std::string_view rest = std::string_view(held_).substr(at_);
+  const std::string_view rest = std::string_view(held_).substr(at_);
   const std::size_t white = std::min(rest.find_first_not_of(kWhite), rest.size());
   if (white > 0) {
     consume(white);

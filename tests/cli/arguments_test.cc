@@ -42,8 +42,22 @@ const BadLine kBadLines[] = {
      {"--layers"}},
     {"seed_negative", {"synth", "--shape", "m3", "--out", "/x", "--seed", "-1"}, {"--seed"}},
     {"shape_missing", {"synth", "--shape", "/no/such.json", "--out", "/x"}, {"/no/such.json"}},
-    {"serve", {"serve"}, {"serve", "not part of this version"}},
-    {"serve_flags", {"serve", "--port", "80", "--model", "x"}, {"not part of this version"}},
+    {"serve_unknown", {"serve", "--no-such-flag"}, {"--no-such-flag"}},
+    {"serve_model", {"serve", "--port", "0", "--model", "/no/such"}, {"/no/such"}},
+    {"serve_block_size", {"serve", "--block-size", "64"}, {"--block-size", "128"}},
+    {"serve_mono", {"serve", "--path", "mono"}, {"--path", "mono"}},
+    // llama.cpp #26155: one clear refusal at the start, naming what is allowed.
+    {"serve_cache_e5m2",
+     {"serve", "--kv-cache-dtype", "fp8_e5m2"},
+     {"--kv-cache-dtype", "fp8_e5m2", "fp8_e4m3"}},
+    {"serve_cache_int8", {"serve", "--kv-cache-dtype", "int8"}, {"int8", "bf16"}},
+    // InferenceX: longer than the caches hold is refused before anything is loaded.
+    {"serve_length",
+     {"serve", "--port", "0", "--num-gpu-blocks-override", "4", "--max-model-len", "1000"},
+     {"--max-model-len", "1000", "512"}},
+    {"serve_budget",
+     {"serve", "--port", "0", "--max-num-seqs", "100", "--max-num-batched-tokens", "128"},
+     {"max_num_batched_tokens", "128", "228"}},
     {"shell", {"completion", "tcsh"}, {"tcsh", "bash, zsh, fish"}},
 };
 

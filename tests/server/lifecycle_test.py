@@ -1,0 +1,117 @@
+"""Clients that go away, and the end of the server."""
+import json
+import socket
+import struct
+import threading
+import time
+import unittest
+
+from harness import Server, ServerTest, main
+
+
+def request(body, path="/v1/completions"):
+    data = json.dumps({"model": "nano", "ignore_eos": True, **body}).encode()
+    return (f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n").encode() + data
+
+
+def leave(port, data, seconds, reset):
+    s = socket.create_connection(("127.0.0.1", port))
+    s.sendall(data)
+    time.sleep(seconds)
+    if reset:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    s.close()
+
+
+class Gone(ServerTest):
+    FLAGS = ("--num-gpu-blocks-override", "64", "--max-num-seqs", "8")
+
+    def test_11_fault_40_clients_that_leave_free_their_blocks(self):
+        long_prompt = list(range(10, 1500))
+        threads = []
+        for i in range(40):
+            body = {"prompt": long_prompt if i % 5 == 0 else [i + 5] * 40, "max_tokens": 4000,
+                    "stream": i % 2 == 0}
+            delay = (0, 0.001, 0.05, 0.5)[i % 4]
+            threads.append(threading.Thread(
+                target=leave, args=(self.server.port, request(body), delay, i % 3 == 0)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertTrue(self.server.wait_idle(), "blocks or slots are still held")
+        reply = self.server.complete(max_tokens=3)
+        self.assertEqual(reply.status_code, 200)
+        self.assertEqual(self.server.http.get("/health").status_code, 200)
+
+    def test_20_idle_connections_and_a_slow_reader_do_not_slow_others(self):
+        idle = [socket.create_connection(("127.0.0.1", self.server.port)) for _ in range(400)]
+        slow = socket.create_connection(("127.0.0.1", self.server.port))
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.sendall(request({"prompt": "a", "max_tokens": 2000, "stream": True}))
+        start = time.monotonic()
+        for _ in range(5):
+            self.assertEqual(self.server.complete(max_tokens=5).status_code, 200)
+        self.assertLess(time.monotonic() - start, 30)
+        slow.close()
+        for each in idle:
+            each.close()
+        self.assertTrue(self.server.wait_idle())
+
+    def test_requests_that_come_early_are_answered_in_order(self):
+        get = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=10) as s:
+            s.sendall(request({"prompt": "a", "max_tokens": 3}) + get)
+            got = b""
+            while got.count(b"HTTP/1.1 200") < 2:
+                piece = s.recv(65536)
+                self.assertTrue(piece)
+                got += piece
+        self.assertLess(got.index(b"text_completion"), got.index(b'"version"'))
+
+
+class End(unittest.TestCase):
+    def test_19_term_under_load_answers_what_runs_and_leaves(self):
+        server = Server("--num-gpu-blocks-override", "32", "--shutdown-timeout", "20")
+        results = []
+
+        def ask():
+            results.append(server.complete([7] * 50, max_tokens=60, ignore_eos=True).json())
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while server.metric("vllm:num_requests_running") < 1:
+            time.sleep(0.01)
+        server.process.terminate()
+        time.sleep(0.1)
+        for thread in threads:
+            thread.join()
+        for result in results:
+            if "error" not in result:
+                self.assertEqual(result["usage"]["completion_tokens"], 60)
+        self.assertTrue(any("error" not in result for result in results))
+        self.assertEqual(server.stop(), 0)
+
+    def test_19_the_rest_is_aborted_when_the_grace_is_over(self):
+        server = Server("--num-gpu-blocks-override", "64", "--shutdown-timeout", "0")
+        result = {}
+
+        def ask():
+            result.update(server.complete([7] * 50, max_tokens=8000, ignore_eos=True).json())
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while server.metric("vllm:num_requests_running") < 1:
+            time.sleep(0.01)
+        start = time.monotonic()
+        server.process.terminate()
+        thread.join()
+        self.assertEqual(result["choices"][0]["finish_reason"], "abort")
+        self.assertEqual(server.stop(), 0)
+        self.assertLess(time.monotonic() - start, 20)
+
+
+if __name__ == "__main__":
+    main()
