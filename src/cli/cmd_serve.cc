@@ -58,6 +58,8 @@ Status run_serve(ServeFlags& flags) {
   options.prefix_caching = !flags.no_prefix_caching;
   options.chunked_prefill = !flags.no_chunked_prefill;
   options.threads = flags.run.threads;
+  options.path = flags.run.path;
+  options.ranks = flags.run.tensor_parallel_size;
   options.kv_cache_dtype = flags.run.kv_cache_dtype;
   options.version = MONOLAYER_VERSION;
   options.flags = server::Json{{"flags", effective(*flags.app)}};
@@ -72,7 +74,8 @@ Status run_serve(ServeFlags& flags) {
   options.on_ready = [progress](const server::Json& info) {
     progress->finish();
     const server::Json& e = info.at("effective");
-    std::fprintf(stderr, "path: native (%s)\n", e.at("path_reason").get<std::string>().c_str());
+    std::fprintf(stderr, "path: %s (%s)\n", e.at("path").get<std::string>().c_str(),
+                 e.at("path_reason").get<std::string>().c_str());
     std::fprintf(stderr, "CPU KV cache size: %lld tokens\n",
                  static_cast<long long>(e.at("kv_cache_tokens").get<std::int64_t>()));
     std::fprintf(stderr, "configuration: %s\nready\n", info.dump().c_str());
@@ -126,7 +129,7 @@ void add_serve(Program& program) {
   f.toggle(app, "--trust-remote-code", flags->ignored, "Accepted; no remote code is ever run");
   f.integer(app, "--shutdown-timeout", o.grace_seconds, 0, 3600,
             "Seconds for answers to finish after SIGTERM");
-  flags->run.add(f, app, {"auto", "native", "mono"});
+  flags->run.add(f, app, {"native"});
   f.toggle(app, "--quiet", flags->quiet, "No progress while loading");
 }
 

@@ -100,6 +100,8 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
   run_options.kv_cache_dtype = options.kv_cache_dtype;
   run_options.context_tokens = loaded.tokens;
   run_options.context_flag = "the KV cache";
+  run_options.path = options.path;
+  run_options.ranks = static_cast<int>(options.ranks);
   run_options.progress = options.progress;
   ML_ASSIGN_OR_RETURN(loaded.run, engine::NativeRun::load(*loaded.model, run_options));
   loaded.steps = std::make_unique<engine::NativeModel>(loaded.model->config, loaded.run->native(),
@@ -110,8 +112,9 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
   loaded.info["version"] = options.version;
   loaded.info["model_folder"] = loaded.model->folder;
   loaded.info["served_model_name"] = options.served_names;
-  loaded.info["effective"] = {{"path", "native"},
-                              {"path_reason", "the only path this server drives"},
+  loaded.info["effective"] = {{"path", options.path},
+                              {"path_reason", "the only one this server drives so far"},
+                              {"tensor_parallel_size", options.ranks},
                               {"backend", "cpu"},
                               {"kernel", std::string(loaded.run->tiles().name)},
                               {"threads", loaded.run->team().size()},

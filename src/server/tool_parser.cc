@@ -111,6 +111,12 @@ void ToolParser::content(std::string_view more) {
   }
 }
 
+// What surrounds a tag is no text.
+void ToolParser::drop_white() {
+  white_.clear();
+  after_block_ = true;
+}
+
 void ToolParser::arguments(std::string more) {
   if (muted_ || more.empty()) return;
   if (!events_.empty() && events_.back().kind == ToolEvent::Kind::kArguments &&
@@ -139,13 +145,13 @@ bool ToolParser::text(bool last) {
   const std::string_view tag = rest.substr(kToolMark.size());
   if (enabled_) {
     if (starts_with(tag, kBlockOpen)) {
-      white_.clear();
+      drop_white();
       consume(kToolMark.size() + kBlockOpen.size());
       state_ = State::kBlock;
       return true;
     }
     if (starts_with(tag, kInvokeOpen)) {
-      white_.clear();
+      drop_white();
       state_ = State::kBlock;
       return true;
     }
@@ -158,17 +164,12 @@ bool ToolParser::text(bool last) {
 // Between calls: tags with or without their mark, white space, and stray text, which is content.
 bool ToolParser::block(bool last) {
   const std::string_view rest = std::string_view(held_).substr(at_);
-  const std::size_t white = std::min(rest.find_first_not_of(kWhite), rest.size());
-  if (white > 0) {
-    consume(white);
-    return true;
-  }
   const std::size_t marked = starts_with(rest, kToolMark) ? kToolMark.size() : 0;
   const std::string_view tag = rest.substr(marked);
   if (starts_with(tag, kBlockClose)) {
     consume(marked + kBlockClose.size());
+    drop_white();
     state_ = State::kText;
-    after_block_ = true;
     return true;
   }
   if (starts_with(tag, kInvokeOpen)) {
@@ -182,6 +183,7 @@ bool ToolParser::block(bool last) {
       if (starts_with(close, "\">")) {
         const std::string name(named.substr(0, end));
         consume(marked + kInvokeOpen.size() + end + 2);
+        drop_white();
         start_call(name);
         state_ = State::kInvoke;
         return true;
@@ -300,9 +302,15 @@ bool ToolParser::stray(bool last) {
   // A closing tag of nothing that is open is no text either.
   std::size_t used = length;
   if (length == 0) {
-    const std::size_t end = tag.find('>');
-    const std::size_t next = tag.find(kToolMark, 1);
-    used = end != std::string_view::npos && end < next ? end + 1 : kToolMark.size();
+    const std::string_view head = tag.substr(0, kLongestName);
+    const std::size_t end = head.find('>', kToolMark.size());
+    // The next byte tells a tag's end from the middle of another mark.
+    const bool open =
+        end == std::string_view::npos ? tag.size() < kLongestName : tag.size() == end + 1;
+    if (open && !last) return false;
+    const std::size_t next = tag.substr(0, end + 2).find(kToolMark, 1);
+    const bool whole = end != std::string_view::npos && next == std::string_view::npos;
+    used = whole ? end + 1 : kToolMark.size();
   }
   // Kept until the call is over: no client wants text in the middle of arguments.
   if (!muted_) between_ += text;

@@ -67,6 +67,7 @@ class ToolParser {
   void begin_parameter(std::string_view name);
   void add_value(const std::string& json);
   void content(std::string_view text);
+  void drop_white();
   void arguments(std::string text);
   void consume(std::size_t bytes);
 

@@ -3,7 +3,7 @@ import concurrent.futures
 import json
 import unittest
 
-from harness import QUESTION, ServerTest, joined, main
+from harness import QUESTION, Server, ServerTest, joined, main
 
 TOOLS = [{"type": "function", "function": {
     "name": "write_file", "description": "Writes a file",
@@ -185,6 +185,25 @@ class TinyPool(ServerTest):
         for i in (0, 4, 9):
             self.assertEqual(ask(prompts[i]), together[i])
         self.assertTrue(self.server.wait_idle())
+
+
+class Paths(unittest.TestCase):
+    """The same answers whatever computes them."""
+
+    def test_13_ranks_caching_and_chunks_agree(self):
+        answers = []
+        for flags in ((), ("--tensor-parallel-size", "2"),
+                      ("--no-enable-prefix-caching", "--max-num-batched-tokens", "192")):
+            server = Server("--num-gpu-blocks-override", "16", *flags)
+            try:
+                replies = [server.chat(max_tokens=20).json()["choices"][0]["message"]
+                           for _ in range(2)]
+                sampled = server.chat(temperature=2.0, seed=5, max_tokens=10, ignore_eos=True)
+                answers.append((*replies, sampled.json()["choices"][0]["message"]))
+            finally:
+                self.assertEqual(server.stop(), 0)
+        for other in answers[1:]:
+            self.assertEqual(other, answers[0])
 
 
 class Faults(ServerTest):
