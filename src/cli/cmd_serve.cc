@@ -44,6 +44,9 @@ server::Json effective(const CLI::App& app) {
 Status run_serve(ServeFlags& flags) {
   server::ServeOptions& options = flags.options;
   ML_RETURN_IF_ERROR(flags.run.check());
+  if (flags.run.backend != "cpu")
+    return {Code::kUnsupported, "--backend",
+            "is " + flags.run.backend + "; serve runs on cpu in this version"};
   ML_RETURN_IF_ERROR(engine::cache_options(flags.run.kv_cache_dtype).status());
   if (flags.block_size != 128)
     return {Code::kUnsupported, "--block-size",
