@@ -108,6 +108,7 @@ RunReport run_report(std::unique_ptr<OpenModel> model, std::unique_ptr<NativeRun
 }
 
 std::string slow_reason(const RunReport& report) {
+  if (report.backend == "cuda") return "";  // counts no traffic
   if (report.generation.decode_steps == 0 || report.stream_share() >= kLowShare) return "";
   if (report.kernel == "scalar") return "the scalar kernels ran; a vector variant is missing here";
   if (!report.best_kernel) return "a slower kernel variant was chosen";
@@ -157,9 +158,11 @@ std::string run_report_text(const RunReport& report) {
   const GenerateReport& g = report.generation;
   std::string text = "path: ";
   text += path_name(report);
-  text += " on " + report.backend + " (" + path_reason(report) + "), " + report.kernel +
-          " kernels, " + std::to_string(report.threads) +
-          (report.threads == 1 ? " thread" : " threads");
+  text += " on " + report.backend + " (" + path_reason(report) + ")";
+  if (report.backend == "cpu") {
+    text += ", " + report.kernel + " kernels, " + std::to_string(report.threads) +
+            (report.threads == 1 ? " thread" : " threads");
+  }
   if (report.ranks > 1) text += " over " + std::to_string(report.ranks) + " ranks";
   text += '\n';
   text += "prompt: " + std::to_string(g.prompt_tokens) + " tokens, " +
@@ -167,7 +170,7 @@ std::string run_report_text(const RunReport& report) {
           " tokens/s; generated: " + std::to_string(g.generated_tokens) + " tokens, " +
           fixed(report.decode_tokens_per_second(), 1) + " tokens/s (" + finish_name(g.finish) +
           ")\n";
-  if (g.decode_steps > 0) {
+  if (g.decode_steps > 0 && report.backend == "cpu") {
     text += "decode: " + format_bytes(static_cast<std::int64_t>(report.bytes_per_token())) +
             " per token, " + rate(report.decode_bytes_per_second()) + ", " +
             fixed(100 * report.stream_share(), 1) + " % of this machine's read stream of " +
