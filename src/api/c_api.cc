@@ -148,7 +148,6 @@ Status forward(ml_mono* mono, std::int32_t first, std::int32_t count, const ml_t
 }  // namespace
 }  // namespace monolayer::api
 
-using monolayer::Code;
 using monolayer::Status;
 namespace api = monolayer::api;
 

@@ -269,7 +269,7 @@ Status Library::forward_layers(std::int64_t first, std::int64_t count, const ml_
   ML_RETURN_IF_ERROR(check_rows("residual", residual));
   ML_RETURN_IF_ERROR(check_positions(positions));
   const LibraryOutput& target = outputs_[next_buffer_ & 1U];
-  const Status ran = executor_->run_layers(
+  Status ran = executor_->run_layers(
       static_cast<std::int64_t>(index), count, static_cast<const bf16_t*>(hidden.data),
       static_cast<const bf16_t*>(residual.data), target.hidden, target.residual);
   if (!ran.ok()) {
@@ -301,7 +301,7 @@ Status Library::close() {
   // What the executor holds may be in use by peers until all of them are here, which is its own
   // close's business; a failed close keeps the memory.
   const Status mine = executor_->close();
-  const Status all = agree_at(group_, "close", mine, options_.timeout);
+  Status all = agree_at(group_, "close", mine, options_.timeout);
   closed_ = true;
   prepared_ = false;
   if (all.ok()) {

@@ -114,7 +114,7 @@ Status Lifecycle::fail(const Status& why) {
 
 Status Lifecycle::close_library() {
   if (library_ == nullptr) return {};
-  const Status status = library_->close();
+  Status status = library_->close();
   library_.reset();
   return status;
 }
@@ -222,7 +222,7 @@ Status Lifecycle::allow_weight_change(std::string_view what) const {
 
 Status Lifecycle::close(const Status& graphs) {
   if (state_ == LifecycleState::kClosed) return {};
-  const Status destroyed = agree_at(group_, "graphs destroyed", graphs, options_.library.timeout);
+  Status destroyed = agree_at(group_, "graphs destroyed", graphs, options_.library.timeout);
   state_ = LifecycleState::kClosed;
   if (!destroyed.ok()) {
     if (library_ != nullptr) {
