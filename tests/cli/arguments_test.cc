@@ -45,7 +45,7 @@ const BadLine kBadLines[] = {
     {"serve_unknown", {"serve", "--no-such-flag"}, {"--no-such-flag"}},
     {"serve_model", {"serve", "--port", "0", "--model", "/no/such"}, {"/no/such"}},
     {"serve_block_size", {"serve", "--block-size", "64"}, {"--block-size", "128"}},
-    {"serve_path", {"serve", "--path", "mono"}, {"--path", "mono", "native"}},
+    {"serve_path", {"serve", "--path", "reference"}, {"--path", "reference", "native"}},
     // llama.cpp #26155: one clear refusal at the start, naming what is allowed.
     {"serve_cache_e5m2",
      {"serve", "--kv-cache-dtype", "fp8_e5m2"},

@@ -190,9 +190,9 @@ class TinyPool(ServerTest):
 class Paths(unittest.TestCase):
     """The same answers whatever computes them."""
 
-    def test_13_ranks_caching_and_chunks_agree(self):
+    def test_13_paths_ranks_caching_and_chunks_agree(self):
         answers = []
-        for flags in ((), ("--tensor-parallel-size", "2"),
+        for flags in ((), ("--path", "mono"), ("--tensor-parallel-size", "2"),
                       ("--no-enable-prefix-caching", "--max-num-batched-tokens", "192")):
             server = Server("--num-gpu-blocks-override", "16", *flags)
             try:
