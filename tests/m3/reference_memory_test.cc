@@ -13,14 +13,15 @@ namespace {
 long allocations_left = -1;  // the one after these fails, those after it do not; < 0: none fails
 }  // namespace
 
-void* operator new(std::size_t bytes) {
+// Not inlined: seen together with a delete, malloc and free would look like a mismatched pair.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
   void* memory = std::malloc(bytes == 0 ? 1 : bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace monolayer::m3 {
 namespace {
