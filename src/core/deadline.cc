@@ -16,7 +16,6 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-constexpr std::uint32_t kYields = 64;
 constexpr nanoseconds kShortestSleep{20'000};
 constexpr nanoseconds kLongestSleep{1'000'000};
 constexpr milliseconds kRecordGrace{100};
@@ -132,11 +131,6 @@ bool Waiter::again_slowly() {
   // This process may have been stopped for longer than the timeout: look once more.
   if (waited >= policy_.timeout) {
     late_ = true;
-    return true;
-  }
-  if (yields_ < kYields) {
-    ++yields_;
-    sched_yield();
     return true;
   }
   const nanoseconds left = policy_.timeout - waited;

@@ -86,11 +86,12 @@ class Poison {
 struct WaitPolicy {
   Deadline::Clock::duration timeout = Deadline::kDefault;
   Poison* poison = nullptr;
-  std::uint32_t spins = 200;  // looks before the processor is offered to others
+  std::uint32_t spins = 200;  // looks before it sleeps
 };
 
-// One wait: spins, then yields, then sleeps ever longer (at most an eighth of the time waited so
-// far), so that more waiters than cores still progress.
+// One wait: spins, then sleeps ever longer (at most an eighth of the time waited so far), so that
+// more waiters than cores still progress. It never yields: on a crowded machine that puts it behind
+// every program that computes, where a sleeper is run soon after it wakes.
 //
 //   Waiter waiter(policy);
 //   while (!ready()) {
@@ -130,7 +131,6 @@ class Waiter {
 
   WaitPolicy policy_;
   std::uint32_t looks_ = 0;
-  std::uint32_t yields_ = 0;
   bool late_ = false;
   Deadline::Clock::time_point started_{};
 };
