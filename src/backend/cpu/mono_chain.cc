@@ -39,7 +39,7 @@ Status MonoChain::run_layers(const StepContext& step, m3::TraceSink* sink) {
 
 Status MonoChain::close() {
   if (executor_ == nullptr) return {};
-  const Status closed = executor_->close();
+  Status closed = executor_->close();
   executor_.reset();
   bound_ = nullptr;
   return closed;
