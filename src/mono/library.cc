@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdio>
 #include <exception>
+#include <mutex>
 #include <new>
 
 namespace monolayer::mono {
@@ -62,6 +63,13 @@ Status check_group(const tp::Group* group, const ml_tp_context& context) {
 }
 
 }  // namespace
+
+void keep_until_exit(void* owned) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<void*>();
+  const std::lock_guard lock(mutex);
+  kept->push_back(owned);
+}
 
 Status agree_at(tp::Group* group, const std::string& stage, const Status& mine,
                 std::chrono::milliseconds timeout) {
@@ -159,7 +167,7 @@ Library::~Library() {
   }
   log("a library of rank " + to_string(group_->rank()) +
       " was destroyed without close(): its memory is kept until the process ends");
-  static_cast<void>(executor_.release());
+  keep_until_exit(executor_.release());
 }
 
 void Library::log(const std::string& line) const {
@@ -308,7 +316,7 @@ Status Library::close() {
     executor_.reset();
   } else {
     log("closing the fused path failed, its memory is kept: " + all.to_string());
-    static_cast<void>(executor_.release());
+    keep_until_exit(executor_.release());
   }
   return all;
 }

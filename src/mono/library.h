@@ -118,6 +118,9 @@ class Library {
   LibraryOutput outputs_[2];
 };
 
+// Memory that peers or graphs may still reach: kept, on purpose and findable, to the process's end.
+void keep_until_exit(void* owned);
+
 // Joins one rank's status with the others' at a point named `stage`. ok only if all are;
 // kUnsupported only if every failing rank says so; the failing rank gets its own error back and the
 // others kPeerRefused. Without a group: `mine`.

@@ -227,7 +227,7 @@ Status Lifecycle::close(const Status& graphs) {
   if (!destroyed.ok()) {
     if (library_ != nullptr) {
       log("graphs could not be destroyed, memory they may reach is kept: " + destroyed.to_string());
-      static_cast<void>(library_.release());
+      keep_until_exit(library_.release());
     }
     return destroyed;
   }
