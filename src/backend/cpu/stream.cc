@@ -25,16 +25,29 @@ std::int64_t share_begin(std::int64_t bytes, int worker, int size) {
   return bytes / 64 * worker / size * 64;
 }
 
-std::uint64_t sum_lines(const std::byte* begin, const std::byte* end) {
-  std::uint64_t sums[8] = {};
+// Four sums of two words, written as such and kept apart from the callers: left to the optimizer,
+// an array of sums went through memory in some of them, which read at a third of the rate.
+using WordPair = std::uint64_t __attribute__((vector_size(16)));
+
+WordPair load_pair(const std::byte* from) {
+  WordPair words;
+  std::memcpy(&words, from, sizeof(words));
+  return words;
+}
+
+[[gnu::noinline]] std::uint64_t sum_lines(const std::byte* begin, const std::byte* end) {
+  WordPair a{};
+  WordPair b{};
+  WordPair c{};
+  WordPair d{};
   for (; begin < end; begin += 64) {
-    std::uint64_t words[8];
-    std::memcpy(words, begin, 64);
-    for (int i = 0; i < 8; ++i) sums[i] += words[i];
+    a += load_pair(begin);
+    b += load_pair(begin + 16);
+    c += load_pair(begin + 32);
+    d += load_pair(begin + 48);
   }
-  std::uint64_t sum = 0;
-  for (const std::uint64_t part : sums) sum += part;
-  return sum;
+  const WordPair sum = (a + b) + (c + d);
+  return sum[0] + sum[1];
 }
 
 struct TimedSum {
