@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "backend/cpu/cache.h"
@@ -30,12 +32,16 @@ class StepModel {
 
 class NativeModel : public StepModel {
  public:
-  // Borrows everything.
-  NativeModel(const m3::ModelConfig& config, cpu::Native& native, cpu::CachePool& pool)
-      : config_(config), native_(native), pool_(pool) {}
+  // Borrows everything. `still_valid`, if given, is asked after every step: where it fails, nothing
+  // of the step may be shown (weights used from a mapping: a file cut inside its last page reads as
+  // zeros there).
+  NativeModel(const m3::ModelConfig& config, cpu::Native& native, cpu::CachePool& pool,
+              std::function<Status()> still_valid = nullptr)
+      : config_(config), native_(native), pool_(pool), still_valid_(std::move(still_valid)) {}
 
   Status step(std::span<const cpu::StepSequence> sequences, std::vector<float>& logits) override {
-    return native_.step(sequences, pool_, logits, nullptr);
+    ML_RETURN_IF_ERROR(native_.step(sequences, pool_, logits, nullptr));
+    return still_valid_ ? still_valid_() : ok_status();
   }
   std::int64_t vocab_size() const override { return config_.vocab_size; }
   std::int64_t blocks() const override { return pool_.pages(); }
@@ -64,6 +70,7 @@ class NativeModel : public StepModel {
   const m3::ModelConfig& config_;
   cpu::Native& native_;
   cpu::CachePool& pool_;
+  const std::function<Status()> still_valid_;
 };
 
 }  // namespace monolayer::engine

@@ -104,8 +104,9 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
   run_options.ranks = static_cast<int>(options.ranks);
   run_options.progress = options.progress;
   ML_ASSIGN_OR_RETURN(loaded.run, engine::NativeRun::load(*loaded.model, run_options));
-  loaded.steps = std::make_unique<engine::NativeModel>(loaded.model->config, loaded.run->native(),
-                                                       loaded.run->pool());
+  loaded.steps = std::make_unique<engine::NativeModel>(
+      loaded.model->config, loaded.run->native(), loaded.run->pool(),
+      [model = loaded.model.get()] { return model->checkpoint.verify_unchanged(); });
   ML_ASSIGN_OR_RETURN(loaded.engine, engine::Engine::start(*loaded.steps, loaded.served->tokenizer,
                                                            loaded.engine_options, std::move(sink)));
   loaded.info = options.flags;

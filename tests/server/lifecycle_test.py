@@ -1,7 +1,11 @@
 """Clients that go away, and the end of the server."""
 import json
+import os
+import pathlib
+import shutil
 import socket
 import struct
+import tempfile
 import threading
 import time
 import unittest
@@ -69,6 +73,24 @@ class Gone(ServerTest):
                 self.assertTrue(piece)
                 got += piece
         self.assertLess(got.index(b"text_completion"), got.index(b'"version"'))
+
+
+class Changed(unittest.TestCase):
+    def test_a_model_file_cut_while_serving_is_an_error_not_zeros(self):
+        source = pathlib.Path(__file__).resolve().parents[2] / "assets" / "nano"
+        with tempfile.TemporaryDirectory() as folder:
+            copy = pathlib.Path(folder) / "nano"
+            shutil.copytree(source, copy)
+            server = Server("--model", str(copy), "--served-model-name", "nano")
+            try:
+                self.assertEqual(server.complete(max_tokens=3).status_code, 200)
+                weights = copy / "model.safetensors"
+                os.truncate(weights, weights.stat().st_size - 1)
+                reply = server.complete(max_tokens=3)
+                self.assertGreaterEqual(reply.status_code, 500)
+                self.assertIn("model.safetensors", reply.text)
+            finally:
+                server.stop()
 
 
 class End(unittest.TestCase):
