@@ -133,7 +133,7 @@ std::string Fields::text(const char* name, std::string otherwise) {
 
 std::string Fields::one_of(const char* name, std::string otherwise,
                            std::initializer_list<const char*> allowed) {
-  const std::string got = text(name, std::move(otherwise));
+  std::string got = text(name, std::move(otherwise));
   std::string list;
   for (const char* each : allowed) {
     if (got == each) return got;

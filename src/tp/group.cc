@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tp/control.h"
+#include "tp/text_field.h"
 
 namespace monolayer::tp {
 
@@ -32,13 +33,6 @@ struct Vote {
   char subject[120];
   char message[384];
 };
-
-template <std::size_t n>
-void copy_text(const std::string& from, char (&to)[n]) {
-  const std::size_t length = std::min(from.size(), n - 1);
-  std::memcpy(to, from.data(), length);
-  to[length] = 0;
-}
 
 std::string text_of(const Vote& vote) {
   return Status(static_cast<Code>(vote.code), vote.subject, vote.message).to_string();

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "tp/process_group.h"
+#include "tp/text_field.h"
 
 namespace monolayer::tp {
 
@@ -54,13 +55,6 @@ struct ExitRecord {
   char subject[160];
   char message[480];
 };
-
-template <std::size_t n>
-void copy_text(const std::string& from, char (&to)[n]) {
-  const std::size_t length = std::min(from.size(), n - 1);
-  std::memcpy(to, from.data(), length);
-  to[length] = 0;
-}
 
 class Children {
  public:

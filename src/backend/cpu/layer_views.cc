@@ -78,10 +78,9 @@ Status check_layer(const m3::ModelConfig& c, std::int64_t i, const mono::LayerVi
   return expect_mlp(i, "shared expert", w.shared, c.shared_width, c.hidden_size);
 }
 
-}  // namespace
-
-LayerView view_layer(const mono::LayerView& in) {
-  LayerView out;
+// What both views of a layer hold in the same form.
+template <typename From, typename To>
+void copy_plain(const From& in, To& out) {
   out.sparse = in.sparse;
   out.moe = in.moe;
   out.input_norm = in.input_norm;
@@ -90,6 +89,14 @@ LayerView view_layer(const mono::LayerView& in) {
   out.k_norm = in.k_norm;
   out.index_q_norm = in.index_q_norm;
   out.index_k_norm = in.index_k_norm;
+  out.router_bias = in.router_bias;
+}
+
+}  // namespace
+
+LayerView view_layer(const mono::LayerView& in) {
+  LayerView out;
+  copy_plain(in, out);
   out.q = matrix(in.q);
   out.k = matrix(in.k);
   out.v = matrix(in.v);
@@ -98,7 +105,6 @@ LayerView view_layer(const mono::LayerView& in) {
   out.index_k = matrix(in.index_k);
   out.dense = mlp(in.dense);
   out.router = matrix(in.router);
-  out.router_bias = in.router_bias;
   for (const mono::MlpWeightView& expert : in.experts) out.experts.push_back(mlp(expert));
   out.shared = mlp(in.shared);
   return out;
@@ -132,14 +138,7 @@ mono::ExecutorConfig executor_config(const m3::ModelConfig& config, const ModelV
   out.max_context = config.max_positions;
   for (const LayerView& in : view.layers) {
     mono::LayerView& layer = out.layers.emplace_back();
-    layer.sparse = in.sparse;
-    layer.moe = in.moe;
-    layer.input_norm = in.input_norm;
-    layer.post_norm = in.post_norm;
-    layer.q_norm = in.q_norm;
-    layer.k_norm = in.k_norm;
-    layer.index_q_norm = in.index_q_norm;
-    layer.index_k_norm = in.index_k_norm;
+    copy_plain(in, layer);
     layer.q = weight(in.q);
     layer.k = weight(in.k);
     layer.v = weight(in.v);
@@ -148,7 +147,6 @@ mono::ExecutorConfig executor_config(const m3::ModelConfig& config, const ModelV
     layer.index_k = weight(in.index_k);
     layer.dense = mlp(in.dense);
     layer.router = weight(in.router);
-    layer.router_bias = in.router_bias;
     for (const MlpView& expert : in.experts) layer.experts.push_back(mlp(expert));
     layer.shared = mlp(in.shared);
   }
