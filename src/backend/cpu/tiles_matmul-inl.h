@@ -13,8 +13,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace monolayer::cpu::HWY_NAMESPACE {
 
-// One activation: this many rows at a time, so that their chains of fmas overlap.
-constexpr int kRows = 3;
+// One activation: this many rows and parts of rows at a time, so that their chains of fmas overlap.
+constexpr int kOneParts = HWY_MIN(kParts, 2);
+constexpr int kRows = kOneParts == 2 ? 2 : 3;
 // Several activations: kBatch of them share what is decoded of kBatchRows rows, in kBatchParts of
 // their parts at a time: eight chains, enough to hide the latency of an fma.
 constexpr int kBatch = 4;
@@ -212,7 +213,8 @@ HWY_INLINE void RowsTimesOne(const Problem<F>& problem, std::int64_t o, const fl
   for (int r = 0; r < kR; ++r) rows[r] = problem.At(o + r, 0);
   alignas(64) float acc[kR * 16] = {};
   // The rows after these are fetched meanwhile.
-  unsigned nan = Block<F, kR, 1, 1>(rows, problem.chunks, problem.w.row_bytes * kR, xp, acc, 16);
+  unsigned nan =
+      Block<F, kR, kOneParts, 1>(rows, problem.chunks, problem.w.row_bytes * kR, xp, acc, 16);
   if (problem.tail_columns != 0) {
     const float* tail_x = xp + problem.chunks * Shape<F>::kChunkColumns;
     for (int r = 0; r < kR; ++r) {
