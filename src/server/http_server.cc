@@ -91,7 +91,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void send(std::string bytes);
   void flush();
   void finish_answer();
-  void drain(std::shared_ptr<std::string> scratch);
+  void drain(const std::shared_ptr<std::string>& scratch);
   void gone();
 
   tcp::socket socket_;
@@ -158,7 +158,8 @@ class Exchange : public Responder {
   std::string line(int status, const std::string& type, const Headers& headers) const {
     std::string head = "HTTP/1.1 " + std::to_string(status) + " " + std::string(reason(status)) +
                        "\r\nServer: monolayer\r\nContent-Type: " + type + "\r\n";
-    for (const auto& [name, value] : headers) head += name + ": " + value + "\r\n";
+    for (const auto& [name, value] : headers)
+      head.append(name).append(": ").append(value).append("\r\n");
     head += connection_->keep_alive_ ? "Connection: keep-alive\r\n" : "Connection: close\r\n";
     return head;
   }
@@ -341,7 +342,7 @@ void Connection::finish_answer() {
 
 // Reads what a client still sends after its answer, for a bounded time: closing at once would reset
 // the connection under the answer.
-void Connection::drain(std::shared_ptr<std::string> scratch) {
+void Connection::drain(const std::shared_ptr<std::string>& scratch) {
   socket_.async_read_some(asio::buffer(*scratch),
                           [self = shared_from_this(), scratch](Error error, std::size_t) {
                             if (self->closed_) return;

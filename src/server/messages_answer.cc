@@ -143,7 +143,7 @@ class MessagesAnswer : public Answer {
                                  {"index", index()},
                                  {"delta", {{"type", delta_type}, {field, text}}}});
   }
-  void take(AnswerDelta delta) {
+  void take(const AnswerDelta& delta) {
     if (!delta.reasoning.empty()) {
       open_block("thinking", "");
       more("thinking_delta", "thinking", delta.reasoning);

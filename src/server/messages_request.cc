@@ -80,8 +80,9 @@ std::optional<ApiError> add_message(const Json& message, const std::string& path
           {{"role", "tool"}, {"tool_call_id", text_or(block, "tool_use_id")}, {"content", result}});
       results = true;
     } else {
-      return bad_field(at + ".type", "is '" + type + "', which a " + role +
-                                         " message of this server cannot hold");
+      std::string what = "is '";
+      what.append(type).append("', which a ").append(role);
+      return bad_field(at + ".type", what + " message of this server cannot hold");
     }
   }
   if (results && text.empty()) return std::nullopt;

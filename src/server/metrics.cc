@@ -50,14 +50,15 @@ std::string Histogram::text(const std::string& name, const std::string& help,
   for (std::size_t i = 0; i < counts_.size(); ++i) {
     below += counts_[i];
     const std::string bound = i < bounds_.size() ? number(bounds_[i]) : "+Inf";
-    out += name + "_bucket{" + labels + ",le=\"" + bound + "\"} " + std::to_string(below) + "\n";
+    out.append(name).append("_bucket{").append(labels).append(",le=\"").append(bound);
+    out.append("\"} ").append(std::to_string(below)).append("\n");
   }
   out += name + "_sum{" + labels + "} " + number(sum_) + "\n";
   out += name + "_count{" + labels + "} " + std::to_string(count_) + "\n";
   return out;
 }
 
-Metrics::Metrics(std::string model_name)
+Metrics::Metrics(const std::string& model_name)
     : first_token_(seconds_bounds()),
       inter_token_(seconds_bounds()),
       whole_(seconds_bounds()),

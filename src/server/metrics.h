@@ -28,7 +28,7 @@ class Histogram {
 // Written and read on the server's thread only.
 class Metrics {
  public:
-  explicit Metrics(std::string model_name);
+  explicit Metrics(const std::string& model_name);
   // One more step's output of a request; `first` is its first token.
   void tokens(std::int64_t count, bool first, double seconds_since_last);
   void finished(const engine::RequestOutput& output, std::int64_t prompt_tokens,

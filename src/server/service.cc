@@ -129,7 +129,7 @@ std::string Service::models() const {
   return dump(list);
 }
 
-void Service::handle(HttpRequest request, std::shared_ptr<Responder> out) {
+void Service::handle(HttpRequest request, const Out& out) {
   if (request.path == "/health" || request.path == "/ready") {
     const bool ok = healthy();
     const std::string state = engine_ == nullptr ? "loading" : draining_ ? "draining" : "failed";
@@ -186,7 +186,7 @@ void Service::route(HttpRequest& request, const Out& out) {
   refuse(out, error);
 }
 
-void Service::generate(HttpRequest request, Out out, Dialect dialect) {
+void Service::generate(HttpRequest request, const Out& out, Dialect dialect) {
   const bool anthropic = dialect == Dialect::kMessages;
   if (draining_) return refuse(out, unavailable("the server is shutting down"), anthropic);
   const auto gone = std::make_shared<std::atomic<bool>>(false);
@@ -341,7 +341,7 @@ void Service::ping_streams() {
   });
 }
 
-void Service::tokenize(HttpRequest request, Out out) {
+void Service::tokenize(HttpRequest request, const Out& out) {
   const auto body = std::make_shared<std::string>(std::move(request.body));
   const bool taken = workers_.run([this, out, body, model = model_] {
     auto answer = std::make_shared<ApiResult<Json>>(guarded([&]() -> ApiResult<Json> {
@@ -366,7 +366,7 @@ void Service::tokenize(HttpRequest request, Out out) {
   if (!taken) refuse(out, unavailable("too many requests wait"));
 }
 
-void Service::detokenize(HttpRequest request, Out out) {
+void Service::detokenize(HttpRequest request, const Out& out) {
   const auto answer = guarded([&]() -> ApiResult<Json> {
     auto json = parse_body(request.body, options_.limits.nesting);
     if (auto* error = std::get_if<ApiError>(&json)) return *error;
@@ -388,7 +388,7 @@ void Service::detokenize(HttpRequest request, Out out) {
   respond(out, 200, "application/json", dump(std::get<Json>(answer)));
 }
 
-void Service::count_tokens(HttpRequest request, Out out) {
+void Service::count_tokens(HttpRequest request, const Out& out) {
   const auto body = std::make_shared<std::string>(std::move(request.body));
   const bool taken = workers_.run([this, out, body, model = model_] {
     auto answer = std::make_shared<ApiResult<Json>>(guarded([&]() -> ApiResult<Json> {

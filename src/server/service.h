@@ -38,7 +38,7 @@ class Service {
 
   // The model is loaded: requests are taken from now on. Borrows the engine.
   void ready(std::shared_ptr<const ServedModel> model, engine::Engine* engine, Json server_info);
-  void handle(HttpRequest request, std::shared_ptr<Responder> out);
+  void handle(HttpRequest request, const std::shared_ptr<Responder>& out);
   // Any thread: what the engine's sink is given.
   void outputs(std::vector<engine::RequestOutput> outputs);
   // New requests get 503; `done` is called once the present ones are answered, or after `seconds`
@@ -55,11 +55,11 @@ class Service {
                const Headers& headers = {});
   void refuse(const Out& out, const ApiError& error, bool anthropic = false);
   void route(HttpRequest& request, const Out& out);
-  void generate(HttpRequest request, Out out, Dialect dialect);
+  void generate(HttpRequest request, const Out& out, Dialect dialect);
   void submit(GenerationSpec spec, const Out& out, Dialect dialect);
-  void tokenize(HttpRequest request, Out out);
-  void detokenize(HttpRequest request, Out out);
-  void count_tokens(HttpRequest request, Out out);
+  void tokenize(HttpRequest request, const Out& out);
+  void detokenize(HttpRequest request, const Out& out);
+  void count_tokens(HttpRequest request, const Out& out);
   void take(engine::RequestOutput output);
   void deliver(const std::shared_ptr<Job>& job, std::size_t index);
   void drop(const std::shared_ptr<Job>& job);
