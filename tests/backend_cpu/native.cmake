@@ -21,3 +21,4 @@ add_test(NAME backend_cpu_mono_steps_long
                  --gtest_filter=*TenThousandSteps)
 set_tests_properties(backend_cpu_mono_steps_long PROPERTIES LABELS long TIMEOUT 3600)
 monolayer_test(backend_cpu_mono_chain SOURCES mono_chain_test.cc DEPS backend_cpu_testing)
+monolayer_test(backend_cpu_draft SOURCES draft_test.cc DEPS monolayer_backend_cpu)

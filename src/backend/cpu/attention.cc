@@ -18,7 +18,10 @@ struct Chunk {
 
 Chunk chunk_of(const StepContext& step, const AttentionPlan& plan, const AttentionTile& tile,
                std::int64_t chunk) {
-  if (!plan.sparse) return {chunk, 0, chunk * m3::kPageTokens, m3::kPageTokens};
+  if (!plan.sparse) {
+    const std::int64_t skipped = chunk == 0 ? plan.first_key : 0;
+    return {chunk, skipped, chunk * m3::kPageTokens + skipped, m3::kPageTokens - skipped};
+  }
   const m3::ModelConfig& c = step.config;
   const std::int64_t pair = tile.rows.first_row * c.index_heads + tile.kv_head;
   const std::int64_t block = step.act.block_ids.data()[pair * c.topk_blocks + chunk];

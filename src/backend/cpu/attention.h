@@ -27,6 +27,7 @@ struct AttentionTile {
 struct AttentionPlan {
   bool sparse = false;
   std::int64_t tile_rows = 1;  // rows of one tile at most
+  std::int64_t first_key = 0;  // dense: keys before it exist for nobody
   std::int64_t units = 0;
   std::int64_t wave = 1;  // units of one wave at most
   std::vector<AttentionTile> tiles;

@@ -85,8 +85,16 @@ Status MonoChain::fused(const StepContext& step, m3::TraceSink* sink) {
   residual_.resize(values);
   for (std::size_t i = 0; i < values; ++i) hidden_[i] = f32_to_bf16(act_.hidden.data()[i]);
   Traffic& traffic = scratch_[0].traffic;
-  const std::int64_t count = sink == nullptr ? config_.num_layers : 1;
+  // Layers in one go up to the next whose incoming stream is wanted.
+  const auto run_length = [&](std::int64_t layer) {
+    if (sink != nullptr) return std::int64_t{1};
+    const auto next = std::upper_bound(kept_layers_.begin(), kept_layers_.end(), layer);
+    return (next == kept_layers_.end() ? config_.num_layers : *next) - layer;
+  };
+  std::int64_t count = 0;
   for (std::int64_t layer = 0; layer < config_.num_layers; layer += count) {
+    count = run_length(layer);
+    keep_rows(layer);
     trace_rows(step, layer, act_.hidden.data(), sink);
     ML_RETURN_IF_ERROR(executor_->run_layers(layer, count, hidden_.data(),
                                              layer == 0 ? nullptr : residual_.data(),

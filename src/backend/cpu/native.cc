@@ -50,6 +50,25 @@ Result<std::unique_ptr<Native>> Native::create(const m3::ModelConfig& config,
   }
 }
 
+Status Native::capture(std::span<const std::int64_t> layers) {
+  if (layers.empty()) return {};
+  return {Code::kUnsupported, "hidden states", "of single layers are not kept by this chain"};
+}
+
+Status NativeChain::capture(std::span<const std::int64_t> layers) {
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i] >= 0 && layers[i] < config_.num_layers && (i == 0 || layers[i] > layers[i - 1])) {
+      continue;
+    }
+    return {Code::kInvalidArgument, "hidden states",
+            "of layer " + std::to_string(layers[i]) + "; must ascend within " +
+                std::to_string(config_.num_layers) + " layers"};
+  }
+  kept_layers_.assign(layers.begin(), layers.end());
+  kept_.clear();
+  return {};
+}
+
 NativeChain::NativeChain(m3::ModelConfig config, ModelView view, ThreadTeam& team,
                          const Tiles& tiles, const NativeOptions& options)
     : config_(std::move(config)),

@@ -76,6 +76,11 @@ class Native {
   virtual const Traffic& last_traffic() const = 0;
   virtual const Traffic& total_traffic() const = 0;
   virtual PathCounts paths() const { return {}; }
+  // From now on every step keeps the residual stream ENTERING these layers (ascending), of all its
+  // rows. kUnsupported where a chain cannot.
+  virtual Status capture(std::span<const std::int64_t> layers);
+  // What the last step kept: [rows, layers, hidden_size], BF16 values.
+  virtual std::span<const float> captured() const { return {}; }
   // Collective over the group, before it is closed; idempotent.
   virtual Status close() { return {}; }
 };

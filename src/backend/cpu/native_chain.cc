@@ -65,9 +65,23 @@ Status NativeChain::run(const StepContext& step, std::vector<float>& logits, m3:
   return head(step, logits, sink);
 }
 
+void NativeChain::keep_rows(std::int64_t layer) {
+  const auto at = std::find(kept_layers_.begin(), kept_layers_.end(), layer);
+  if (at == kept_layers_.end()) return;
+  const auto n = static_cast<std::size_t>(config_.hidden_size);
+  const auto rows = static_cast<std::size_t>(plan_.rows());
+  const std::size_t stride = kept_layers_.size() * n;
+  kept_.resize(rows * stride);
+  float* out = kept_.data() + static_cast<std::size_t>(at - kept_layers_.begin()) * n;
+  for (std::size_t r = 0; r < rows; ++r) {
+    std::copy_n(act_.hidden.data() + r * n, n, out + r * stride);
+  }
+}
+
 Status NativeChain::run_layers(const StepContext& step, m3::TraceSink* sink) {
   ++paths_.native;
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+    keep_rows(layer);
     trace_rows(step, layer, act_.hidden.data(), sink);
     ML_RETURN_IF_ERROR(attention_block(step, layer, sink));
     ML_RETURN_IF_ERROR(mlp_block(step, layer, sink));

@@ -30,6 +30,8 @@ class NativeChain : public Native {
   const Traffic& last_traffic() const override { return last_; }
   const Traffic& total_traffic() const override { return total_; }
   PathCounts paths() const override { return paths_; }
+  Status capture(std::span<const std::int64_t> layers) override;
+  std::span<const float> captured() const override { return kept_; }
 
  protected:
   // All layers of the step, from and to act_.hidden.
@@ -40,6 +42,8 @@ class NativeChain : public Native {
 
   Status run(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink);
   void reserve(const StepContext& step);
+  // Keeps act_.hidden if the stream entering `layer` was asked for.
+  void keep_rows(std::int64_t layer);
   Status attention_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
   void select(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
   Status attend(const StepContext& step, std::int64_t layer);
@@ -87,6 +91,8 @@ class NativeChain : public Native {
   std::vector<float> shard_, shards_;  // logits of one rank, and of all
   Traffic last_, total_;
   PathCounts paths_;
+  std::vector<std::int64_t> kept_layers_;
+  std::vector<float> kept_;  // [rows, kept layers, hidden]
 };
 
 }  // namespace monolayer::cpu
