@@ -56,15 +56,21 @@ Engine::Engine(StepModel& model, const Tokenizer& tokenizer, const EngineOptions
       blocks_(model.blocks(), options.prefix_caching),
       scheduler_(options.scheduler, blocks_),
       runner_(model, blocks_) {
-  if (options.poison_dead_blocks)
-    blocks_.on_dead([this](std::int32_t block) { model_.poison(block); });
+  if (options.poison_dead_blocks) {
+    blocks_.on_dead([this](std::int32_t block) {
+      model_.poison(block);
+      if (options_.speculator != nullptr) options_.speculator->poison(block);
+    });
+  }
   publish();
 }
 
 Result<std::unique_ptr<Engine>> Engine::start(StepModel& model, const Tokenizer& tokenizer,
                                               const EngineOptions& options, Sink sink) {
-  ML_RETURN_IF_ERROR(Scheduler::check(options.scheduler));
   EngineOptions effective = options;
+  effective.scheduler.speculative_tokens =
+      options.speculator == nullptr ? 0 : options.speculator->tokens();
+  ML_RETURN_IF_ERROR(Scheduler::check(effective.scheduler));
   const std::int64_t room = model.blocks() * m3::kPageTokens;
   if (effective.scheduler.max_model_len == 0) effective.scheduler.max_model_len = room;
   if (effective.scheduler.max_model_len > room)
@@ -239,20 +245,22 @@ void Engine::prompt_rows(std::size_t item_index, const ScheduledSequence& item, 
   }
 }
 
-void Engine::draw(std::size_t item_index, const ScheduledSequence& item, Live& live,
-                  RequestOutput& output) {
+std::optional<FinishReason> Engine::draw(std::size_t item_index, std::int64_t row, Live& live,
+                                         RequestOutput& output, std::optional<std::int32_t> given) {
   const Request& request = live.request;
   Sequence& sequence = live.sequence;
-  const std::span<const float> raw = runner_.logits(item_index, item.logit_rows - 1);
-  if (request.max_tokens == 0) return end(live, output, FinishReason::kLength);
+  const std::span<const float> raw = runner_.logits(item_index, row);
+  if (request.max_tokens == 0) return FinishReason::kLength;
   const std::int64_t position = sequence.size();
   if (Status status = check_finite(raw, position); !status.ok()) {
     output.error = std::move(status);
-    return end(live, output, FinishReason::kError);
+    return FinishReason::kError;
   }
   const bool held = sequence.generated() < request.min_tokens;
   std::int32_t id = 0;
-  if (request.rules.empty() && !held) {
+  if (given) {
+    id = *given;
+  } else if (request.rules.empty() && !held) {
     id = sample_finite(raw, request.sampling, position);
   } else {
     scratch_.assign(raw.begin(), raw.end());
@@ -270,25 +278,58 @@ void Engine::draw(std::size_t item_index, const ScheduledSequence& item, Live& l
       (!request.ignore_eos && contains(request.eos_ids, id)) || contains(request.stop_ids, id);
   if (is_end) {
     output.stop_id = id;
-    return end(live, output, FinishReason::kStop);
+    return FinishReason::kStop;
   }
   output.text += live.text.push(id, sequence.generated() > request.min_tokens);
   if (live.text.matched()) {
     output.stop_string = *live.text.matched();
-    return end(live, output, FinishReason::kStop);
+    return FinishReason::kStop;
   }
-  if (sequence.generated() >= request.max_tokens) end(live, output, FinishReason::kLength);
+  if (sequence.generated() >= request.max_tokens) return FinishReason::kLength;
+  return std::nullopt;
 }
 
-void Engine::advance(std::size_t item_index, const ScheduledSequence& item,
+// A guess is one id, so accepting it with the target's probability of it, and else drawing from the
+// target without it, is what one draw from the target does: it is accepted if it was drawn. The
+// tokens are therefore those of a run without guesses, whatever is guessed.
+std::int64_t Engine::draw_run(std::size_t item_index, const ScheduledSequence& item, Live& live,
+                              RequestOutput& output, std::optional<FinishReason>& finish) {
+  const auto drafts = static_cast<std::int64_t>(item.drafts.size());
+  const std::int64_t first = item.logit_rows - 1 - drafts;
+  for (std::int64_t i = 0;; ++i) {
+    std::optional<std::int32_t> given;
+    std::optional<bool> coin;
+    if (i < drafts) {
+      coin = options_.speculator->coin(static_cast<std::uint64_t>(counters_.steps), item_index, i);
+      if (coin.value_or(false)) given = item.drafts[static_cast<std::size_t>(i)];
+    }
+    finish = draw(item_index, first + i, live, output, given);
+    if (i == drafts) return i + 1;
+    const bool accepted =
+        coin.value_or(live.sequence.tokens.back() == item.drafts[static_cast<std::size_t>(i)]);
+    if (finish || !accepted) return i + 1;
+  }
+}
+
+void Engine::advance(std::size_t item_index, const ScheduledStep& step,
                      std::vector<RequestOutput>& outputs) {
+  const ScheduledSequence& item = step.sequences[item_index];
   Live& live = *live_.at(item.sequence->id);
-  scheduler_.complete(item);
+  const bool decodes = item.sequence->state == SequenceState::kDecode;
   RequestOutput output;
   output.id = item.sequence->id;
   output.cached_tokens = item.sequence->cached_tokens;
   prompt_rows(item_index, item, live, output);
-  if (item.samples) draw(item_index, item, live, output);
+  std::int64_t rows = item.count;
+  std::optional<FinishReason> finish;
+  if (item.samples) {
+    const std::int64_t drawn = draw_run(item_index, item, live, output, finish);
+    if (decodes) rows = drawn;
+  }
+  if (decodes && options_.speculator != nullptr)
+    options_.speculator->accept(step, item_index, rows);
+  scheduler_.complete(item, rows);
+  if (finish) end(live, output, *finish);
   const bool finished = output.finish.has_value();
   if (finished && *output.finish == FinishReason::kLength && live.text.matched()) {
     // The end of a broken character completed a stop string.
@@ -311,8 +352,10 @@ void Engine::fail_all(const Status& status, std::vector<RequestOutput>& outputs)
 }
 
 void Engine::run_step(std::vector<RequestOutput>& outputs) {
-  const ScheduledStep step = scheduler_.schedule();
+  ScheduledStep step = scheduler_.schedule();
   if (step.empty()) return;
+  Speculator* const speculator = options_.speculator;
+  if (speculator != nullptr) speculator->propose(step, blocks_);
   for (const ScheduledSequence& item : step.sequences) {
     Live& live = *live_.at(item.sequence->id);
     if (live.seen) continue;
@@ -326,10 +369,11 @@ void Engine::run_step(std::vector<RequestOutput>& outputs) {
     }
   }
   const std::vector<Status> statuses = runner_.run(step);
+  if (speculator != nullptr) speculator->observe(step, statuses, runner_.kept(), blocks_);
   for (std::size_t i = 0; i < step.sequences.size(); ++i) {
     const ScheduledSequence& item = step.sequences[i];
     if (statuses[i].ok()) {
-      advance(i, item, outputs);
+      advance(i, step, outputs);
       continue;
     }
     if (statuses[i].code() == Code::kDeadlineExceeded || statuses[i].code() == Code::kPeerRefused) {
@@ -354,6 +398,7 @@ void Engine::publish() {
   counters_.blocks_used = blocks_.total() - blocks_.available();
   counters_.blocks_indexed = blocks_.indexed();
   counters_.preemptions = scheduler_.preemptions();
+  if (options_.speculator != nullptr) counters_.speculation = options_.speculator->stats();
   const std::lock_guard lock(stats_mutex_);
   published_ = counters_;
 }

@@ -16,6 +16,7 @@
 #include "engine/request.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
+#include "engine/speculation.h"
 #include "engine/step_model.h"
 #include "text/tokenizer.h"
 
@@ -26,6 +27,9 @@ struct EngineOptions {
   bool prefix_caching = true;
   std::int64_t max_waiting = 4096;  // further requests are refused as overload
   bool poison_dead_blocks = false;  // tests
+  // Borrowed, used on the engine's thread; null: no speculation. Sets
+  // scheduler.speculative_tokens.
+  Speculator* speculator = nullptr;
 };
 
 // Counters since the start, gauges of the last step.
@@ -37,6 +41,7 @@ struct EngineStats {
   std::int64_t prefix_queries = 0, prefix_hits = 0;      // in tokens
   std::int64_t finished[4] = {0, 0, 0, 0};               // by FinishReason
   std::int64_t seconds_without_progress = 0;             // 0 while idle
+  SpeculationStats speculation;
   bool failed = false;
 };
 
@@ -79,12 +84,16 @@ class Engine {
   bool wait_for_work();
   void take_incoming(std::vector<RequestOutput>& outputs);
   void run_step(std::vector<RequestOutput>& outputs);
-  void advance(std::size_t item_index, const ScheduledSequence& item,
+  void advance(std::size_t item_index, const ScheduledStep& step,
                std::vector<RequestOutput>& outputs);
   void prompt_rows(std::size_t item_index, const ScheduledSequence& item, Live& live,
                    RequestOutput& output);
-  void draw(std::size_t item_index, const ScheduledSequence& item, Live& live,
-            RequestOutput& output);
+  // Draws from logit row `row`, or takes `given`; what then ends the answer, if anything.
+  std::optional<FinishReason> draw(std::size_t item_index, std::int64_t row, Live& live,
+                                   RequestOutput& output, std::optional<std::int32_t> given);
+  // Tokens of one item, guesses first; returns how many of its rows were final.
+  std::int64_t draw_run(std::size_t item_index, const ScheduledSequence& item, Live& live,
+                        RequestOutput& output, std::optional<FinishReason>& finish);
   void end(Live& live, RequestOutput& output, FinishReason reason);
   void fail_all(const Status& status, std::vector<RequestOutput>& outputs);
   void publish();

@@ -56,8 +56,9 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
                       " tokens, the model takes 1 to " +
                       std::to_string(model.config.max_positions));
   MemoryNeed need;
-  need.weight_bytes = static_cast<std::int64_t>(model.checkpoint.file_bytes());
-  need.page_bytes = cpu::CachePool::page_bytes(model.config, cache);
+  need.weight_bytes =
+      static_cast<std::int64_t>(model.checkpoint.file_bytes()) + options.draft_bytes;
+  need.page_bytes = cpu::CachePool::page_bytes(model.config, cache) + options.draft_block_bytes;
   need.page_tokens = m3::kPageTokens;
   need.context_tokens = options.context_tokens;
   ML_ASSIGN_OR_RETURN(const MemoryAvailable available, available_memory());

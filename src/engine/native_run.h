@@ -31,6 +31,8 @@ struct NativeRunOptions {
   std::string tiles;                     // kernel variant; empty: the best
   std::string path = "auto";             // "native": op by op; "auto", "mono": fused where it can
   int ranks = 1;                         // tensor-parallel, as threads of this process
+  // What a draft needs beside the model: its files, and bytes of every block.
+  std::int64_t draft_bytes = 0, draft_block_bytes = 0;
   ReadProgressCallback progress;
 };
 

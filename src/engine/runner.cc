@@ -13,13 +13,21 @@ bool is_fatal(const Status& status) {
 
 Status Runner::run_some(std::span<const ScheduledSequence> items, std::vector<float>& logits) {
   inputs_.clear();
+  guessed_.clear();
+  guessed_.reserve(items.size());
   for (const ScheduledSequence& item : items) {
     const Sequence& sequence = *item.sequence;
     ML_RETURN_IF_ERROR(blocks_.check_writable(sequence.table, item.start, item.start + item.count));
     cpu::StepSequence input;
+    const std::int64_t own = item.count - static_cast<std::int64_t>(item.drafts.size());
     input.tokens =
         std::span(sequence.tokens)
-            .subspan(static_cast<std::size_t>(item.start), static_cast<std::size_t>(item.count));
+            .subspan(static_cast<std::size_t>(item.start), static_cast<std::size_t>(own));
+    if (!item.drafts.empty()) {
+      auto& tokens = guessed_.emplace_back(input.tokens.begin(), input.tokens.end());
+      tokens.insert(tokens.end(), item.drafts.begin(), item.drafts.end());
+      input.tokens = tokens;
+    }
     input.start = item.start;
     input.pages = sequence.table.blocks;
     input.logit_rows = item.logit_rows;
@@ -37,6 +45,7 @@ std::vector<Status> Runner::run(const ScheduledStep& step) {
     rows += item.logit_rows;
   }
   const Status status = run_some(step.sequences, logits_);
+  kept_ = model_.kept();
   if (status.ok()) return statuses;
   if (step.sequences.size() == 1 || is_fatal(status)) {
     for (Status& each : statuses) each = status;
@@ -44,12 +53,24 @@ std::vector<Status> Runner::run(const ScheduledStep& step) {
   }
   // Writing the same cache entries again changes nothing, so a second try is safe.
   logits_.assign(static_cast<std::size_t>(rows * model_.vocab_size()), 0.0F);
+  kept_alone_.clear();
+  std::size_t row_size = 0;                                // floats kept of a row
+  std::vector<std::size_t> before(step.sequences.size());  // rows of the sequences before
+  for (std::size_t i = 1; i < before.size(); ++i)
+    before[i] = before[i - 1] + static_cast<std::size_t>(step.sequences[i - 1].count);
+  const std::size_t all = before.back() + static_cast<std::size_t>(step.sequences.back().count);
   for (std::size_t i = 0; i < step.sequences.size(); ++i) {
     statuses[i] = run_some(std::span(step.sequences).subspan(i, 1), alone_);
     if (!statuses[i].ok()) continue;
     const auto at = static_cast<std::ptrdiff_t>(first_row_[i] * model_.vocab_size());
     std::copy(alone_.begin(), alone_.end(), logits_.begin() + at);
+    const std::span<const float> kept = model_.kept();
+    row_size = kept.size() / static_cast<std::size_t>(step.sequences[i].count);
+    kept_alone_.resize(all * row_size);
+    std::copy(kept.begin(), kept.end(),
+              kept_alone_.begin() + static_cast<std::ptrdiff_t>(before[i] * row_size));
   }
+  kept_ = kept_alone_;
   return statuses;
 }
 

@@ -21,6 +21,8 @@ class Runner {
   std::vector<Status> run(const ScheduledStep& step);
   // Logits of sequence i's logit row r of the last step.
   std::span<const float> logits(std::size_t sequence, std::int64_t row) const;
+  // StepModel::kept() of all rows of the last step, zeros for sequences that failed.
+  std::span<const float> kept() const { return kept_; }
 
  private:
   Status run_some(std::span<const ScheduledSequence> items, std::vector<float>& logits);
@@ -28,6 +30,9 @@ class Runner {
   StepModel& model_;
   const BlockManager& blocks_;
   std::vector<cpu::StepSequence> inputs_;
+  std::vector<std::vector<std::int32_t>> guessed_;  // tokens of items with guesses
+  std::span<const float> kept_;
+  std::vector<float> kept_alone_;
   std::vector<float> logits_, alone_;
   std::vector<std::int64_t> first_row_;
 };

@@ -22,11 +22,15 @@ Status Scheduler::check(const SchedulerOptions& options) {
   if (options.max_sequences < 1)
     return {Code::kInvalidArgument, "max_num_seqs", "must be at least 1"};
   // Every decode and a piece of one prompt: less would starve prompts.
-  if (options.max_step_tokens < options.max_sequences + kBlock)
+  const std::int64_t decodes = options.max_sequences * (1 + options.speculative_tokens);
+  if (options.max_step_tokens < decodes + kBlock)
     return {Code::kInvalidArgument, "max_num_batched_tokens",
             "is " + std::to_string(options.max_step_tokens) + ", must be at least " +
-                std::to_string(options.max_sequences + kBlock) +
-                " (max_num_seqs and one block of " + std::to_string(kBlock) + ")"};
+                std::to_string(decodes + kBlock) + " (max_num_seqs" +
+                (options.speculative_tokens == 0
+                     ? ""
+                     : " times " + std::to_string(1 + options.speculative_tokens)) +
+                " and one block of " + std::to_string(kBlock) + ")"};
   if (options.long_prefill_threshold != 0 && options.long_prefill_threshold < kBlock)
     return {Code::kInvalidArgument, "long_prefill_token_threshold",
             "must be 0 or at least " + std::to_string(kBlock)};
@@ -66,13 +70,15 @@ std::int64_t Scheduler::chunk(const Sequence& sequence, std::int64_t start,
   return std::max<std::int64_t>(end - start, 0);
 }
 
-void Scheduler::place(ScheduledStep& step, Sequence* sequence, std::int64_t count) {
+void Scheduler::place(ScheduledStep& step, Sequence* sequence, std::int64_t count,
+                      std::int64_t drafts) {
   ScheduledSequence item;
   item.sequence = sequence;
   item.start = sequence->computed;
   item.count = count;
-  item.samples = item.start + count == sequence->size();
-  item.logit_rows = item.samples ? 1 : 0;
+  item.samples = item.start + count >= sequence->size();
+  item.wanted_drafts = drafts;
+  item.logit_rows = item.samples ? 1 + drafts : 0;
   if (sequence->all_logits && item.start < sequence->prompt_tokens) item.logit_rows = count;
   step.sequences.push_back(item);
   step.tokens += count;
@@ -83,10 +89,18 @@ void Scheduler::preempt_newest() {
   running_.pop_back();
   blocks_.release(newest->table);
   newest->computed = 0;
+  newest->draft = {};
   newest->state = SequenceState::kWaiting;
   ++newest->preemptions;
   ++preemptions_;
   waiting_.push_front(newest);
+}
+
+// As many as may still become part of the answer.
+std::int64_t Scheduler::drafts_for(const Sequence& sequence) const {
+  if (sequence.draft.off) return 0;
+  return std::clamp<std::int64_t>(sequence.most_tokens - sequence.size() - 1, 0,
+                                  options_.speculative_tokens);
 }
 
 void Scheduler::schedule_decodes(ScheduledStep& step) {
@@ -94,11 +108,17 @@ void Scheduler::schedule_decodes(ScheduledStep& step) {
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Sequence* sequence = running_[i];
     if (sequence->state != SequenceState::kDecode) continue;
+    std::int64_t drafts = drafts_for(*sequence);
+    if (!blocks_.extend(sequence->table, blocks_for(sequence->size() + drafts))) {
+      // Nobody gives way for a guess: only those that fit the last block are made.
+      drafts =
+          std::clamp<std::int64_t>(sequence->table.size() * kBlock - sequence->size(), 0, drafts);
+    }
     while (i < running_.size() && !blocks_.extend(sequence->table, blocks_for(sequence->size()))) {
       preempt_newest();
       ++step.preempted;
     }
-    if (i < running_.size()) place(step, sequence, 1);
+    if (i < running_.size()) place(step, sequence, 1 + drafts, drafts);
   }
 }
 
@@ -167,11 +187,13 @@ ScheduledStep Scheduler::schedule() {
   return step;
 }
 
-void Scheduler::complete(const ScheduledSequence& item) {
+void Scheduler::complete(const ScheduledSequence& item, std::int64_t rows) {
   Sequence& sequence = *item.sequence;
-  sequence.computed = item.start + item.count;
+  sequence.computed = item.start + rows;
+  std::int64_t entries = sequence.computed;
+  if (options_.speculative_tokens > 0) entries = std::min(entries, sequence.draft.done);
   blocks_.commit(sequence.table,
-                 std::span(sequence.tokens).first(static_cast<std::size_t>(sequence.computed)));
+                 std::span(sequence.tokens).first(static_cast<std::size_t>(entries)));
   if (item.samples) sequence.state = SequenceState::kDecode;
 }
 

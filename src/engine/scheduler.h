@@ -17,14 +17,17 @@ struct SchedulerOptions {
   std::int64_t max_model_len = 0;           // prompt and output of one sequence
   bool chunked_prefill = true;              // false: a prompt is computed in one step or refused
   std::int64_t long_prefill_threshold = 0;  // rows of one prompt in a step; 0: no limit of its own
+  std::int64_t speculative_tokens = 0;      // guesses verified beside each decoded token
 };
 
-// The rows of one sequence in a step: tokens [start, start + count).
+// The rows of one sequence in a step: tokens [start, start + count), where guesses count as tokens.
 struct ScheduledSequence {
   Sequence* sequence = nullptr;
   std::int64_t start = 0, count = 0;
-  std::int64_t logit_rows = 0;  // the last ones
-  bool samples = false;         // the last row gives the next token
+  std::int64_t logit_rows = 0;       // the last ones
+  bool samples = false;              // the last row gives the next token
+  std::int64_t wanted_drafts = 0;    // guesses there is room for, counted in `count`
+  std::vector<std::int32_t> drafts;  // guesses made, after the sequence's last token
 };
 
 struct ScheduledStep {
@@ -50,9 +53,10 @@ class Scheduler {
   // Chooses the rows of the next step and gives them their blocks. The newest running sequence
   // goes back to the head of the queue when a block is missing.
   ScheduledStep schedule();
-  // The rows of `item` were computed: moves the sequence on and makes full blocks findable. Call
-  // before its next token is appended.
-  void complete(const ScheduledSequence& item);
+  // The first `rows` rows of `item` (all of them) were computed and final: moves the sequence on
+  // and makes full blocks findable whose entries are complete in every cache.
+  void complete(const ScheduledSequence& item, std::int64_t rows);
+  void complete(const ScheduledSequence& item) { complete(item, item.count); }
   // Takes a sequence out, in any state, and frees its blocks.
   void finish(Sequence* sequence);
 
@@ -65,7 +69,8 @@ class Scheduler {
   void schedule_prefills(ScheduledStep& step);
   void admit(ScheduledStep& step);
   bool admissible(const Sequence& sequence) const;
-  void place(ScheduledStep& step, Sequence* sequence, std::int64_t count);
+  void place(ScheduledStep& step, Sequence* sequence, std::int64_t count, std::int64_t drafts = 0);
+  std::int64_t drafts_for(const Sequence& sequence) const;
   std::int64_t chunk(const Sequence& sequence, std::int64_t start, std::int64_t budget) const;
   bool held_back(const Sequence& sequence) const;
   void preempt_newest();

@@ -16,6 +16,13 @@ enum class SequenceState : std::uint8_t {
   kFinished,
 };
 
+// How far the draft has followed a sequence.
+struct DraftState {
+  std::int64_t done = 0;      // its entries of places before this are complete; 0: not begun
+  std::vector<float> hidden;  // states of positions from done - 1 on, of those that are computed
+  bool off = false;           // it gave no numbers: not used for this sequence any more
+};
+
 struct Sequence {
   std::uint64_t id = 0;
   std::vector<std::int32_t> tokens;  // prompt, then what was generated
@@ -33,6 +40,7 @@ struct Sequence {
   std::string cache_salt;
   SequenceState state = SequenceState::kWaiting;
   BlockTable table;
+  DraftState draft;
 
   std::int64_t size() const { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t remaining() const { return size() - computed; }

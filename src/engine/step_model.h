@@ -24,6 +24,9 @@ class StepModel {
   virtual Status step(std::span<const cpu::StepSequence> sequences, std::vector<float>& logits) = 0;
   virtual std::int64_t vocab_size() const = 0;
   virtual std::int64_t blocks() const = 0;
+  // States of the target's layers that a draft reads, of all rows of the last step; empty where
+  // none was asked for.
+  virtual std::span<const float> kept() const { return {}; }
   // Makes the content of a block that nobody may read into values no result survives (tests).
   virtual void poison(std::int32_t) {}
   // Which path took the last step, for metrics.
@@ -45,6 +48,7 @@ class NativeModel : public StepModel {
   }
   std::int64_t vocab_size() const override { return config_.vocab_size; }
   std::int64_t blocks() const override { return pool_.pages(); }
+  std::span<const float> kept() const override { return native_.captured(); }
   std::string_view path() const override { return "native"; }
 
   // All bits set is a NaN in BF16 and in E4M3.
