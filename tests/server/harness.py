@@ -17,16 +17,19 @@ QUESTION = "Tom has 12 apples. Anna gives Tom 7 more apples. How many apples doe
 
 
 class Server:
-    def __init__(self, *flags):
-        command = [BINARY, "serve", "--host", "127.0.0.1", "--port", "0", "--threads", "1",
+    def __init__(self, *flags, threads=1):
+        command = [BINARY, "serve", "--host", "127.0.0.1", "--port", "0", "--threads", str(threads),
                    "--quiet", *flags]
+        self.port = None
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log = []
         self.listening = threading.Event()
         self.ready = threading.Event()
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
-        if not self.listening.wait(30) or not self.ready.wait(60):
+        self.listening.wait(30)
+        self.ready.wait(60)
+        if self.port is None or self.process.poll() is not None:
             self.process.kill()
             raise RuntimeError("the server did not start: " + "".join(self.log))
         self.url = f"http://127.0.0.1:{self.port}"
