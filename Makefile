@@ -42,7 +42,7 @@ demo: build
 	@$(BIN) generate --temperature 0 --prompt "$(QUESTION)"
 
 test:
-	@scripts/setup.sh build test lint
+	@scripts/setup.sh build test clients lint
 	@scripts/check_format.sh
 	@echo "test: Release build with tests in build/cpu"
 	@MONOLAYER_COMPILER_LAUNCHER=$$(command -v ccache) cmake --preset cpu -DBUILD_TESTING=ON >/dev/null
@@ -62,7 +62,7 @@ test-aarch64:
 	@scripts/cross_tiles.sh 30
 
 test-long: test
-	@scripts/setup.sh build test lint fuzz cross
+	@scripts/setup.sh build test clients lint fuzz cross
 	@echo "test-long: long tests, NEON under an emulator, sanitizers, clang-tidy, a minute of each fuzzer"
 	@ctest --test-dir build/cpu --output-on-failure -L long
 	@scripts/cross_tiles.sh 30

@@ -2,6 +2,7 @@
 # Installs what Monolayer needs on Debian 12, as root or through sudo, and nothing it already has.
 #   scripts/setup.sh build         compiler, CMake and the libraries the engine links
 #   scripts/setup.sh test          GoogleTest, the model checker spin, and a virtual environment with peers to compare with
+#   scripts/setup.sh clients       a virtual environment with the evaluation and load clients of the server
 #   scripts/setup.sh lint          clang-format and clang-tidy
 #   scripts/setup.sh fuzz          clang with libFuzzer and the sanitizers' runtimes
 #   scripts/setup.sh cross         compiler and emulator for aarch64
@@ -16,17 +17,19 @@ fi
 
 packages=()
 want_python=0
+want_clients=0
 for group in "$@"; do
   case "$group" in
     build) packages+=(g++ cmake ninja-build make git ccache pkg-config libhwy-dev nlohmann-json3-dev
                       libpcre2-dev libutf8proc-dev libcli11-dev libxxhash-dev libhwloc-dev
                       libboost1.81-dev) ;;
     test) packages+=(libgtest-dev python3 python3-venv spin); want_python=1 ;;
+    clients) packages+=(python3 python3-venv); want_clients=1 ;;
     bench) packages+=(libbenchmark-dev) ;;
     lint) packages+=(clang-format-14 clang-tidy-14 clang-14) ;;
     fuzz) packages+=(clang-14 libclang-rt-14-dev llvm-14) ;;
     cross) packages+=(g++-aarch64-linux-gnu qemu-user) ;;
-    *) echo "setup: unknown group '$group' (build, test, bench, lint, fuzz, cross)" >&2; exit 2 ;;
+    *) echo "setup: unknown group '$group' (build, test, clients, bench, lint, fuzz, cross)" >&2; exit 2 ;;
   esac
 done
 
@@ -54,13 +57,16 @@ else
   echo "setup: packages for '$*' are there"
 fi
 
-# The peers live in .venv; the stamp holds the pins it was made from.
-if (( want_python )) && ! cmp -s tests/requirements.txt .venv/requirements.stamp; then
-  echo "setup: creating .venv with $(grep -vc '^#' tests/requirements.txt) pinned peers from PyPI"
-  rm -rf .venv
-  python=/usr/bin/python3
+# environment FOLDER PINS: a virtual environment; its stamp holds the pins it was made from.
+environment() {
+  cmp -s "$2" "$1/requirements.stamp" && return
+  echo "setup: creating $1 with the $(grep -vc '^#' "$2") packages of $2 from PyPI"
+  rm -rf "$1"
+  local python=/usr/bin/python3
   [[ -x $python ]] || python=python3
-  "$python" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
-  cp tests/requirements.txt .venv/requirements.stamp
-fi
+  "$python" -m venv "$1"
+  "$1/bin/python" -m pip install --quiet --disable-pip-version-check -r "$2"
+  cp "$2" "$1/requirements.stamp"
+}
+if (( want_python )); then environment .venv tests/requirements.txt; fi
+if (( want_clients )); then environment .venv-clients tests/requirements-clients.txt; fi

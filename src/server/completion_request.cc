@@ -8,10 +8,11 @@ std::string element(const std::string& list, std::size_t i) {
   return list + "[" + std::to_string(i) + "]";
 }
 
-std::optional<ApiError> add_text(const std::string& text, const std::string& path, bool special,
+// Control tokens written in a raw prompt are tokens: the caller has rendered its own template.
+std::optional<ApiError> add_text(const std::string& text, const std::string& path,
                                  const ServedModel& model, GenerationSpec& spec) {
   EncodeOptions options;
-  options.allow_special = special;
+  options.allow_special = true;
   auto ids = model.tokenizer.encode(text, options);
   if (!ids.ok()) return bad_field(path, ids.status().to_string());
   if (ids->empty()) return bad_field(path, "is empty: it holds no token");
@@ -39,10 +40,9 @@ std::optional<ApiError> add_ids(const Json& list, const std::string& path, const
 }
 
 // A string, a list of strings, a list of ids, or a list of lists of ids.
-std::optional<ApiError> read_prompt(const Json& prompt, bool special, const ServedModel& model,
+std::optional<ApiError> read_prompt(const Json& prompt, const ServedModel& model,
                                     const Limits& limits, GenerationSpec& spec) {
-  if (prompt.is_string())
-    return add_text(prompt.get<std::string>(), "prompt", special, model, spec);
+  if (prompt.is_string()) return add_text(prompt.get<std::string>(), "prompt", model, spec);
   if (!prompt.is_array())
     return bad_field("prompt",
                      "must be a string, a list of strings, of tokens or of token lists, "
@@ -57,7 +57,7 @@ std::optional<ApiError> read_prompt(const Json& prompt, bool special, const Serv
     const std::string path = element("prompt", i);
     std::optional<ApiError> error;
     if (prompt[i].is_string()) {
-      error = add_text(prompt[i].get<std::string>(), path, special, model, spec);
+      error = add_text(prompt[i].get<std::string>(), path, model, spec);
     } else if (prompt[i].is_array()) {
       error = add_ids(prompt[i], path, model, spec);
     } else {
@@ -87,10 +87,11 @@ ApiResult<GenerationSpec> parse_completion_request(const Json& body, const Serve
   if (spec.base.max_tokens < 1 && !(spec.echo && spec.logprobs))
     fields.fail("max_tokens", "is " + std::to_string(spec.base.max_tokens) +
                                   ", must be at least 1 (0 only with echo and logprobs)");
-  const bool special = fields.boolean("add_special_tokens", true);
+  // Checked, without effect: tokenizers of this model put nothing around a text.
+  fields.boolean("add_special_tokens", true);
   if (!fields.ok()) return *fields.error();
   if (!fields.has("prompt")) return bad_field("prompt", "is missing");
-  if (auto error = read_prompt(fields.at("prompt"), special, model, limits, spec)) return *error;
+  if (auto error = read_prompt(fields.at("prompt"), model, limits, spec)) return *error;
   const auto answers = static_cast<std::int64_t>(spec.prompts.size()) * spec.n;
   if (answers > limits.prompts)
     return bad_field("n", "times the prompts is " + std::to_string(answers) + ", at most " +

@@ -56,6 +56,15 @@ TEST(Requests, ControlTokensInAUsersTextStayText) {
   EXPECT_EQ(ends(spec.prompts[0]), ends(plain));
 }
 
+TEST(Requests, ControlTokensInARawPromptAreTokens) {
+  for (const char* extra : {"", R"(, "add_special_tokens": false)"}) {
+    const auto spec = spec_of(parse_completion_request(
+        Json::parse(R"({"model": "nano", "prompt": "Hi[e~[")" + std::string(extra) + "}"), model(),
+        {}));
+    EXPECT_EQ(spec.prompts[0].back(), 2004);
+  }
+}
+
 TEST(Requests, AStopThatIsASpecialTokenStopsByItsId) {
   const auto spec = spec_of(chat(R"("stop": ["[e~[", "x"])"));
   EXPECT_EQ(spec.base.stop_ids, (std::vector<std::int32_t>{2004}));
