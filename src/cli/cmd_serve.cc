@@ -5,7 +5,9 @@
 
 #include "cli/command.h"
 #include "cli/progress.h"
+#include "engine/embedded_model.h"
 #include "engine/native_run.h"
+#include "m3/draft.h"
 #include "server/serve.h"
 
 namespace monolayer::cli {
@@ -19,6 +21,10 @@ struct ServeFlags {
   bool no_prefix_caching = false, no_chunked_prefill = false, ignored = false, quiet = false;
   RunFlags run;
   server::ServeOptions options;
+  server::SpeculativeFlags speculative;
+  std::int64_t speculative_tokens = 0;
+  double acceptance_length = 0, acceptance_rate = 0;
+  CLI::Option *tokens_set = nullptr, *length_set = nullptr, *rate_set = nullptr;
   CLI::App* app = nullptr;
   CLI::Option* server_port_set = nullptr;
 };
@@ -41,6 +47,18 @@ server::Json effective(const CLI::App& app) {
   return all;
 }
 
+Status choose_speculation(ServeFlags& flags) {
+  server::SpeculativeFlags& wish = flags.speculative;
+  if (flags.tokens_set->count() > 0) wish.tokens = flags.speculative_tokens;
+  if (flags.length_set->count() > 0) wish.length = flags.acceptance_length;
+  if (flags.rate_set->count() > 0) wish.rate = flags.acceptance_rate;
+  if (flags.model.empty()) {
+    if (const auto own = engine::embedded_draft_folder(); own.ok()) wish.own_draft = *own;
+  }
+  ML_ASSIGN_OR_RETURN(flags.options.speculation, server::choose_speculation(wish));
+  return ok_status();
+}
+
 Status run_serve(ServeFlags& flags) {
   server::ServeOptions& options = flags.options;
   ML_RETURN_IF_ERROR(flags.run.check());
@@ -51,6 +69,7 @@ Status run_serve(ServeFlags& flags) {
   if (flags.block_size != 128)
     return {Code::kUnsupported, "--block-size",
             "is " + std::to_string(flags.block_size) + ", this model's blocks have 128 tokens"};
+  ML_RETURN_IF_ERROR(choose_speculation(flags));
   if (flags.server_port_set->count() > 0) options.port = flags.server_port;
   ML_ASSIGN_OR_RETURN(options.model_folder, model_or_embedded(flags.model));
   options.model_flag = flags.model.empty() ? "nano" : flags.model;
@@ -81,6 +100,13 @@ Status run_serve(ServeFlags& flags) {
                  e.at("path_reason").get<std::string>().c_str());
     std::fprintf(stderr, "CPU KV cache size: %lld tokens\n",
                  static_cast<long long>(e.at("kv_cache_tokens").get<std::int64_t>()));
+    if (const auto tokens = e.at("speculative_tokens").get<std::int64_t>(); tokens > 0) {
+      std::fprintf(stderr, "speculation: %lld tokens, draft %s%s\n", static_cast<long long>(tokens),
+                   e.at("draft_model").get<std::string>().c_str(),
+                   e.at("synthetic_acceptance").get<bool>()
+                       ? "; acceptance is SYNTHETIC, answers are meaningless"
+                       : "");
+    }
     std::fprintf(stderr, "configuration: %s\nready\n", info.dump().c_str());
   };
   return server::serve(options);
@@ -123,6 +149,20 @@ void add_serve(Program& program) {
   f.toggle(app, "--enable-chunked-prefill", flags->ignored, "Cut prompts (the default)");
   f.toggle(app, "--no-enable-chunked-prefill", flags->no_chunked_prefill,
            "Refuse prompts longer than a step");
+  f.text(app, "--speculative-config", flags->speculative.config,
+         "JSON object: method, model, num_speculative_tokens, rejection_sample_method, "
+         "synthetic_acceptance_length");
+  f.text(app, "--method", flags->speculative.method, "eagle3, with --draft-model");
+  f.folder(app, "--draft-model", flags->speculative.draft_model,
+           "Draft: folder or cached name, with --method");
+  flags->tokens_set = f.integer(app, "--num-speculative-tokens", flags->speculative_tokens, 0,
+                                m3::kMostDrafts, "Guesses of a step; 0 loads no draft");
+  flags->length_set =
+      f.real(app, "--spec-decode-acceptance-length", flags->acceptance_length, 1,
+             static_cast<double>(m3::kMostDrafts + 1), false,
+             "Benches: acceptance by coins, with this many tokens a step on average");
+  flags->rate_set = f.real(app, "--spec-decode-acceptance-rate", flags->acceptance_rate, 0, 1,
+                           false, "The same as (length - 1) / guesses");
   f.integer(app, "--stream-interval", o.stream_interval, 1, 1 << 20, "Tokens of a stream's chunk");
   f.text(app, "--default-chat-template-kwargs", o.chat_template_kwargs,
          "JSON object of template variables, e.g. {\"thinking_mode\":\"enabled\"}");

@@ -10,6 +10,8 @@
 #include "cli/progress.h"
 #include "engine/embedded_model.h"
 #include "engine/memory_check.h"
+#include "engine/model_loader.h"
+#include "m3/draft_synth.h"
 #include "m3/synth.h"
 #include "m3/synth_plan.h"
 
@@ -17,6 +19,7 @@ namespace monolayer::cli {
 namespace {
 
 struct SynthFlags {
+  std::string draft_for;
   std::string shape, format = "bf16", out, tokenizer_from;
   std::int64_t layers = 0, shard_mb = 5000;
   std::uint64_t seed = 0;
@@ -34,7 +37,32 @@ Result<nlohmann::json> read_shape(const std::string& shape, std::string& name) {
   return parse_json(text, name);
 }
 
+void report_written(const SynthFlags& flags, const m3::WriteReport& report) {
+  if (flags.quiet) return;
+  std::printf("%s: %llu tensors, %s in %zu file%s\n", flags.out.c_str(),
+              static_cast<unsigned long long>(report.tensors),
+              engine::format_bytes(static_cast<std::int64_t>(report.tensor_bytes)).c_str(),
+              report.shards, report.shards == 1 ? "" : "s");
+}
+
+// A random EAGLE3 draft in the published names.
+Status run_synth_draft(const SynthFlags& flags) {
+  const std::string name = flags.draft_for == "nano" ? "" : flags.draft_for;
+  ML_ASSIGN_OR_RETURN(const std::string target, model_or_embedded(name));
+  ML_ASSIGN_OR_RETURN(const auto model, engine::open_model(target));
+  m3::DraftSynthOptions options;
+  options.out = flags.out;
+  options.seed = flags.seed;
+  options.force = flags.force;
+  ML_ASSIGN_OR_RETURN(const m3::WriteReport report, m3::synthesize_draft(model->config, options));
+  report_written(flags, report);
+  return ok_status();
+}
+
 Status run_synth(const SynthFlags& flags) {
+  if (flags.draft_for.empty() == flags.shape.empty())
+    return {Code::kInvalidArgument, "synth", "needs exactly one of --shape and --draft-for"};
+  if (!flags.draft_for.empty()) return run_synth_draft(flags);
   m3::SynthOptions options;
   ML_ASSIGN_OR_RETURN(options.config, read_shape(flags.shape, options.config_name));
   options.layers = flags.layers;
@@ -56,11 +84,8 @@ Status run_synth(const SynthFlags& flags) {
                                  {"tensors", report.tensors}, {"bytes", report.tensor_bytes},
                                  {"shards", report.shards},   {"seconds", seconds}};
     std::printf("%s\n", json.dump().c_str());
-  } else if (!flags.quiet) {
-    std::printf("%s: %llu tensors, %s in %zu file%s\n", flags.out.c_str(),
-                static_cast<unsigned long long>(report.tensors),
-                engine::format_bytes(static_cast<std::int64_t>(report.tensor_bytes)).c_str(),
-                report.shards, report.shards == 1 ? "" : "s");
+  } else {
+    report_written(flags, report);
   }
   return ok_status();
 }
@@ -72,7 +97,9 @@ void add_synth(Program& program) {
   Flags& f = program.flags;
   CLI::App& app = program.add("synth", "Write a random checkpoint of any shape",
                               [flags] { return run_synth(*flags); });
-  f.file(app, "--shape", flags->shape, "m3, nano, or a config.json")->required();
+  f.file(app, "--shape", flags->shape, "m3, nano, or a config.json");
+  f.folder(app, "--draft-for", flags->draft_for,
+           "Instead: an EAGLE3 draft for this model, or nano");
   f.folder(app, "--out", flags->out, "Folder to write, new or empty")->required();
   f.integer(app, "--layers", flags->layers, 1, 100000,
             "Layers; the layer pattern is cut, or its last entry repeated");

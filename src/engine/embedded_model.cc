@@ -30,4 +30,12 @@ Result<std::string> embedded_model_folder() {
                 "not found in " + looked + "; name a model with --model or set MONOLAYER_ASSETS");
 }
 
+Result<std::string> embedded_draft_folder() {
+  ML_ASSIGN_OR_RETURN(const std::string model, embedded_model_folder());
+  const fs::path draft = fs::path(model).parent_path() / "nano_eagle3";
+  std::error_code error;
+  if (fs::exists(draft / "config.json", error)) return draft.string();
+  return Status(Code::kNotFound, draft.string(), "there is no draft for the embedded model");
+}
+
 }  // namespace monolayer::engine

@@ -12,4 +12,7 @@ namespace monolayer::engine {
 // kNotFound listing the places.
 Result<std::string> embedded_model_folder();
 
+// The draft trained for it; kNotFound where it is not installed.
+Result<std::string> embedded_draft_folder();
+
 }  // namespace monolayer::engine

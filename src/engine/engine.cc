@@ -94,6 +94,10 @@ Engine::~Engine() {
 Status Engine::check(const Request& request) const {
   ML_RETURN_IF_ERROR(check_sampling(request.sampling));
   ML_RETURN_IF_ERROR(check_rules(request.rules, model_.vocab_size()));
+  if (options_.speculator != nullptr && options_.speculator->synthetic() &&
+      (request.logprobs >= 0 || request.prompt_logprobs >= 0))
+    return {Code::kInvalidArgument, "logprobs",
+            "are not given while acceptance is synthetic: the text is not the model's"};
   if (request.prompt.empty()) return {Code::kInvalidArgument, "prompt", "is empty"};
   for (std::size_t i = 0; i < request.prompt.size(); ++i)
     if (request.prompt[i] < 0 || request.prompt[i] >= model_.vocab_size())

@@ -65,7 +65,10 @@ Speculator::Speculator(const m3::DraftConfig& config, cpu::Draft& draft, cpu::Ca
       pool_(pool),
       options_(std::move(options)),
       // Not cleared: only what is used becomes resident.
-      boundaries_(new std::uint16_t[static_cast<std::size_t>(pool.pages() * config.hidden_size)]) {}
+      boundaries_(new std::uint16_t[static_cast<std::size_t>(pool.pages() * config.hidden_size)]) {
+  stats_.tokens = options_.tokens;
+  stats_.synthetic = !options_.synthetic_rates.empty();
+}
 
 std::int64_t Speculator::boundary_bytes(const m3::DraftConfig& config) {
   return config.hidden_size * 2;

@@ -35,6 +35,8 @@ Status check_speculation(const SpeculationOptions& options);
 Result<std::vector<double>> rates_of_length(double length, std::int64_t tokens);
 
 struct SpeculationStats {
+  std::int64_t tokens = 0;  // guesses a step at most; 0: no speculation
+  bool synthetic = false;
   std::int64_t steps = 0;  // of single sequences, with at least one guess
   std::int64_t guesses = 0, accepted = 0;
   std::array<std::int64_t, m3::kMostDrafts> accepted_at{};          // by position
@@ -52,7 +54,7 @@ class Speculator {
   static std::int64_t boundary_bytes(const m3::DraftConfig& config);
 
   std::int64_t tokens() const { return options_.tokens; }
-  bool synthetic() const { return !options_.synthetic_rates.empty(); }
+  bool synthetic() const { return stats_.synthetic; }
   std::span<const std::int64_t> layers() const { return config_.aux_layers; }
   const SpeculationOptions& options() const { return options_; }
   const SpeculationStats& stats() const { return stats_; }

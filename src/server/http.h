@@ -49,6 +49,7 @@ struct HttpOptions {
   std::string host = "0.0.0.0";
   std::uint16_t port = 8000;  // 0: any
   std::size_t body_bytes = 0, header_bytes = 0;
+  Headers always;  // of every answer
   std::int64_t connections = 8192;
   int idle_seconds = 330;    // of a connection between requests
   int request_seconds = 60;  // for a request to arrive without a pause of this length

@@ -158,8 +158,12 @@ class Exchange : public Responder {
   std::string line(int status, const std::string& type, const Headers& headers) const {
     std::string head = "HTTP/1.1 " + std::to_string(status) + " " + std::string(reason(status)) +
                        "\r\nServer: monolayer\r\nContent-Type: " + type + "\r\n";
-    for (const auto& [name, value] : headers)
-      head.append(name).append(": ").append(value).append("\r\n");
+    const auto add = [&head](const Headers& some) {
+      for (const auto& [name, value] : some)
+        head.append(name).append(": ").append(value).append("\r\n");
+    };
+    add(connection_->shared_.options.always);
+    add(headers);
     head += connection_->keep_alive_ ? "Connection: keep-alive\r\n" : "Connection: close\r\n";
     return head;
   }

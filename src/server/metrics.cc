@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <span>
 
 namespace monolayer::server {
 namespace {
@@ -97,6 +98,42 @@ void Metrics::finished(const engine::RequestOutput& output, std::int64_t prompt_
   decode_.observe(between(t.first_token, t.last_token));
 }
 
+void Metrics::speculation(const engine::SpeculationStats& s, std::string& out) const {
+  if (s.tokens == 0) return;
+  const auto count = [&](const std::string& name, const char* help, std::int64_t value) {
+    out += single(name, help, "counter", labels_, static_cast<double>(value));
+  };
+  const auto ratio = [](std::int64_t a, std::int64_t b) {
+    return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0.0;
+  };
+  const auto labelled = [&](const std::string& name, const char* help, const char* label,
+                            std::span<const std::int64_t> values) {
+    out += head(name, help, "counter");
+    for (std::size_t i = 0; i < values.size(); ++i)
+      out += name + "{" + labels_ + "," + label + "=\"" + std::to_string(i) + "\"} " +
+             std::to_string(values[i]) + "\n";
+  };
+  const auto positions = static_cast<std::size_t>(s.tokens);
+  const std::span<const std::int64_t> at(s.accepted_at), steps(s.steps_accepting);
+  count("vllm:spec_decode_num_drafts_total", "Steps of a sequence with guesses.", s.steps);
+  count("vllm:spec_decode_num_draft_tokens_total", "Guesses.", s.guesses);
+  count("vllm:spec_decode_num_accepted_tokens_total", "Guesses accepted.", s.accepted);
+  labelled("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Guesses accepted, by position.",
+           "position", at.first(positions));
+  count("atom:mtp_draft_tokens_total", "Guesses.", s.guesses);
+  count("atom:mtp_accepted_tokens_total", "Guesses accepted.", s.accepted);
+  labelled("atom:mtp_decode_steps_total", "Steps by how many guesses were accepted.",
+           "accepted_tokens", steps.first(positions + 1));
+  out += single("atom:mtp_acceptance_rate", "Share of guesses accepted.", "gauge", labels_,
+                ratio(s.accepted, s.guesses));
+  out += single("atom:mtp_average_tokens_per_forward", "Tokens of a step with guesses.", "gauge",
+                labels_, s.steps > 0 ? 1 + ratio(s.accepted, s.steps) : 0);
+  out += single("monolayer:spec_decode_synthetic", "1: acceptance is drawn, text is meaningless.",
+                "gauge", labels_, s.synthetic ? 1 : 0);
+  count("monolayer:spec_decode_failures_total", "Sequences whose draft was switched off.",
+        s.failures);
+}
+
 std::string Metrics::text(const engine::EngineStats& s, std::int64_t connections) const {
   std::string out;
   const auto real = [](std::int64_t v) { return static_cast<double>(v); };
@@ -136,6 +173,7 @@ std::string Metrics::text(const engine::EngineStats& s, std::int64_t connections
   out += prompt_.text("vllm:request_prompt_tokens", "Prompt lengths.", labels_);
   out += generation_.text("vllm:request_generation_tokens", "Answer lengths.", labels_);
 
+  speculation(s.speculation, out);
   gauge("atom:requests_running", "Requests in the running batch.", real(s.running));
   gauge("atom:requests_waiting", "Requests in the queue.", real(s.waiting));
   gauge("atom:kv_cache_blocks_used", "Blocks held.", real(s.blocks_used));

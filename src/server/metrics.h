@@ -37,6 +37,7 @@ class Metrics {
   std::string text(const engine::EngineStats& stats, std::int64_t connections) const;
 
  private:
+  void speculation(const engine::SpeculationStats& stats, std::string& out) const;
   std::string labels_;
   Histogram first_token_, inter_token_, whole_, queue_, prefill_, decode_, prompt_, generation_;
   std::int64_t responses_[6] = {0, 0, 0, 0, 0, 0};

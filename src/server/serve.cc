@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/draft_model.h"
 #include "engine/engine.h"
 #include "engine/native_run.h"
 #include "server/service.h"
@@ -15,7 +16,9 @@ namespace {
 
 struct Loaded {
   std::unique_ptr<engine::OpenModel> model;
+  std::unique_ptr<engine::OpenDraft> draft;  // null: no speculation
   std::unique_ptr<engine::NativeRun> run;
+  std::unique_ptr<engine::DraftRun> draft_run;
   std::shared_ptr<ServedModel> served;
   std::int64_t tokens = 0;  // of the pool
   engine::EngineOptions engine_options;
@@ -25,9 +28,10 @@ struct Loaded {
 };
 
 // The pool's tokens: enough for one sequence of full length, else what was asked for.
-Result<std::int64_t> pool_tokens(const ServeOptions& options, const m3::ModelConfig& config) {
+Result<std::int64_t> pool_tokens(const ServeOptions& options, const m3::ModelConfig& config,
+                                 std::int64_t draft_block_bytes) {
   ML_ASSIGN_OR_RETURN(const cpu::CacheOptions cache, engine::cache_options(options.kv_cache_dtype));
-  const std::int64_t page = cpu::CachePool::page_bytes(config, cache);
+  const std::int64_t page = cpu::CachePool::page_bytes(config, cache) + draft_block_bytes;
   const std::int64_t wanted = (options.max_model_len + m3::kPageTokens - 1) / m3::kPageTokens;
   std::int64_t pages = options.num_blocks;
   if (pages == 0) {
@@ -68,6 +72,10 @@ Result<std::shared_ptr<ServedModel>> served_model(const ServeOptions& options,
   return served;
 }
 
+std::int64_t draft_block_bytes(const Loaded& loaded) {
+  return loaded.draft == nullptr ? 0 : loaded.draft->block_bytes(loaded.model->config);
+}
+
 // Everything that can be refused without reading weights.
 Result<std::unique_ptr<Loaded>> prepare(const ServeOptions& options) {
   auto loaded = std::make_unique<Loaded>();
@@ -77,7 +85,10 @@ Result<std::unique_ptr<Loaded>> prepare(const ServeOptions& options) {
     return Status(Code::kInvalidArgument, "--max-model-len",
                   "is " + std::to_string(options.max_model_len) + ", the model takes at most " +
                       std::to_string(config.max_positions));
-  ML_ASSIGN_OR_RETURN(loaded->tokens, pool_tokens(options, config));
+  if (!options.speculation.draft.empty()) {
+    ML_ASSIGN_OR_RETURN(loaded->draft, engine::open_draft(options.speculation.draft, config));
+  }
+  ML_ASSIGN_OR_RETURN(loaded->tokens, pool_tokens(options, config, draft_block_bytes(*loaded)));
   engine::SchedulerOptions& scheduler = loaded->engine_options.scheduler;
   scheduler.max_sequences = options.max_num_seqs;
   scheduler.max_step_tokens = options.max_num_batched_tokens;
@@ -88,6 +99,7 @@ Result<std::unique_ptr<Loaded>> prepare(const ServeOptions& options) {
   scheduler.long_prefill_threshold = options.long_prefill_token_threshold;
   loaded->engine_options.prefix_caching = options.prefix_caching;
   loaded->engine_options.max_waiting = options.max_waiting;
+  if (loaded->draft != nullptr) scheduler.speculative_tokens = options.speculation.options.tokens;
   ML_RETURN_IF_ERROR(engine::Scheduler::check(scheduler));
   ML_ASSIGN_OR_RETURN(loaded->served,
                       served_model(options, *loaded->model, scheduler.max_model_len));
@@ -103,10 +115,23 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
   run_options.path = options.path;
   run_options.ranks = static_cast<int>(options.ranks);
   run_options.progress = options.progress;
+  if (loaded.draft != nullptr) {
+    run_options.draft_bytes = static_cast<std::int64_t>(loaded.draft->checkpoint.file_bytes());
+    run_options.draft_block_bytes = draft_block_bytes(loaded);
+  }
   ML_ASSIGN_OR_RETURN(loaded.run, engine::NativeRun::load(*loaded.model, run_options));
+  if (loaded.draft != nullptr) {
+    ML_ASSIGN_OR_RETURN(loaded.draft_run,
+                        engine::DraftRun::load(*loaded.draft, *loaded.model, *loaded.run,
+                                               options.speculation.options));
+    loaded.engine_options.speculator = &loaded.draft_run->speculator();
+  }
   loaded.steps = std::make_unique<engine::NativeModel>(
       loaded.model->config, loaded.run->native(), loaded.run->pool(),
-      [model = loaded.model.get()] { return model->checkpoint.verify_unchanged(); });
+      [model = loaded.model.get(), draft = loaded.draft.get()] {
+        ML_RETURN_IF_ERROR(model->checkpoint.verify_unchanged());
+        return draft == nullptr ? ok_status() : draft->checkpoint.verify_unchanged();
+      });
   ML_ASSIGN_OR_RETURN(loaded.engine, engine::Engine::start(*loaded.steps, loaded.served->tokenizer,
                                                            loaded.engine_options, std::move(sink)));
   loaded.info = options.flags;
@@ -131,8 +156,12 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
       {"prefix_caching", options.prefix_caching},
       {"chunked_prefill", options.chunked_prefill},
       {"stream_interval", options.stream_interval},
-      {"speculative_tokens", 0},
-      {"synthetic_acceptance", false}};
+      {"speculative_tokens", loaded.draft == nullptr ? 0 : options.speculation.options.tokens},
+      {"draft_model", loaded.draft == nullptr ? "" : loaded.draft->folder},
+      {"draft_cache_bytes", loaded.draft == nullptr ? 0 : loaded.draft_run->pool().bytes()},
+      {"rejection_sample_method", options.speculation.acceptance},
+      {"synthetic_acceptance", !options.speculation.options.synthetic_rates.empty()},
+      {"synthetic_acceptance_rates", options.speculation.options.synthetic_rates}};
   return ok_status();
 }
 
@@ -147,6 +176,10 @@ Status serve(const ServeOptions& options) {
   const Limits limits;
   http_options.body_bytes = limits.body_bytes;
   http_options.header_bytes = limits.header_bytes;
+  if (loaded->draft != nullptr && options.speculation.mean_length > 0) {
+    http_options.always.emplace_back("x-monolayer-synthetic-acceptance",
+                                     std::to_string(options.speculation.mean_length));
+  }
   ML_ASSIGN_OR_RETURN(const auto http, HttpServer::listen(http_options));
   if (options.on_listening) options.on_listening(http->port());
 

@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/status.h"
 #include "server/fields.h"
+#include "server/speculative_flags.h"
 
 namespace monolayer::server {
 
@@ -28,6 +29,7 @@ struct ServeOptions {
   std::int64_t max_num_seqs = 64, max_num_batched_tokens = 2048;
   std::int64_t long_prefill_token_threshold = 0;
   bool prefix_caching = true, chunked_prefill = true;
+  SpeculationChoice speculation;
   std::int64_t stream_interval = 1, max_waiting = 4096;
   std::int64_t grace_seconds = 30;
   std::string chat_template_kwargs;  // JSON object

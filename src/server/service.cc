@@ -61,6 +61,26 @@ bool same_secret(const std::string& a, const std::string& b) {
 
 }  // namespace
 
+namespace {
+
+Json acceptance(const engine::SpeculationStats& s) {
+  Json at = Json::array(), steps = Json::array();
+  for (std::int64_t i = 0; i < s.tokens; ++i)
+    at.push_back(s.accepted_at[static_cast<std::size_t>(i)]);
+  for (std::int64_t i = 0; i <= s.tokens && s.tokens > 0; ++i)
+    steps.push_back(s.steps_accepting[static_cast<std::size_t>(i)]);
+  return {{"num_speculative_tokens", s.tokens},
+          {"synthetic", s.synthetic},
+          {"steps", s.steps},
+          {"draft_tokens", s.guesses},
+          {"accepted_tokens", s.accepted},
+          {"accepted_per_position", at},
+          {"steps_by_accepted_tokens", steps},
+          {"failures", s.failures}};
+}
+
+}  // namespace
+
 struct Service::Job {
   std::shared_ptr<Responder> out;
   std::unique_ptr<Answer> answer;
@@ -162,6 +182,8 @@ void Service::route(HttpRequest& request, const Out& out) {
     return respond(out, 200, "application/json", dump({{"version", options_.version}}));
   if (is("GET", "/server_info"))
     return respond(out, 200, "application/json", dump(options_.server_info));
+  if (is("GET", "/debug/mtp_stats"))
+    return respond(out, 200, "application/json", dump(acceptance(engine_->stats().speculation)));
   if (is("GET", "/metrics") || is("HEAD", "/metrics"))
     return respond(out, 200, "text/plain; version=0.0.4; charset=utf-8",
                    metrics_->text(engine_->stats(), http_.connections()));
@@ -174,6 +196,7 @@ void Service::route(HttpRequest& request, const Out& out) {
                                 "/v1/models",
                                 "/version",
                                 "/server_info",
+                                "/debug/mtp_stats",
                                 "/metrics"};
   ApiError error;
   error.status = 404;
