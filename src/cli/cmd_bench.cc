@@ -5,16 +5,32 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/text_io.h"
 #include "cli/command.h"
+#include "engine/embedded_model.h"
 #include "engine/layer_bench.h"
 #include "engine/memory_check.h"
 #include "engine/native_run.h"
+#include "engine/speculation_bench.h"
 #include "engine/step_bench.h"
 
 namespace monolayer::cli {
 namespace {
 
+// Questions of the kind the embedded model was trained on.
+const char* const kQuestions[] = {
+    "Tom has 12 apples. Anna gives Tom 7 more apples. How many apples does Tom have?",
+    "What is 48 + 37?",
+    "Maria has 25 coins and gives 9 coins to Ben. How many coins does Maria have?",
+    "There are 6 boxes with 8 pens each. How many pens are there?",
+    "Ben has 40 marbles. He shares them equally among 5 friends. How many does each friend get?",
+    "Hello, who are you?",
+    "A train has 14 cars. 5 cars are taken away and 8 are added. How many cars has it now?",
+    "What is 91 - 46?"};
+
 struct BenchFlags {
+  std::string draft, guesses = "0,1,2,3,5,7", prompts;
+  std::int64_t max_tokens = 128;
   std::string what, model, timeline, contexts = "128,1024", rows = "1", thread_list = "0",
                                      prefills = "512";
   std::int64_t repeats = 9;
@@ -119,6 +135,78 @@ Status run_layers(const BenchFlags& flags, const engine::StepBenchOptions& step,
   return ok_status();
 }
 
+Status run_speculation(const BenchFlags& flags) {
+  engine::SpeculationBenchOptions options;
+  ML_ASSIGN_OR_RETURN(options.guesses, numbers("--guesses", flags.guesses, 0, m3::kMostDrafts));
+  ML_ASSIGN_OR_RETURN(const auto threads, numbers("--threads", flags.thread_list, 0, 1024));
+  options.threads = static_cast<int>(threads.front());
+  options.max_tokens = flags.max_tokens;
+  options.repeats = flags.repeats;
+  options.path = flags.run.path;
+  options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
+  options.kv_cache_dtype = flags.run.kv_cache_dtype;
+  options.draft = flags.draft;
+  if (options.draft.empty()) {
+    if (!flags.model.empty())
+      return {Code::kInvalidArgument, "--draft",
+              "is needed for a model other than the embedded one"};
+    ML_ASSIGN_OR_RETURN(options.draft, engine::embedded_draft_folder());
+  }
+  if (flags.prompts.empty()) {
+    options.prompts.assign(std::begin(kQuestions), std::end(kQuestions));
+  } else {
+    ML_ASSIGN_OR_RETURN(const std::string text,
+                        read_text_file(flags.prompts, std::size_t{64} << 20));
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t end = std::min(text.find('\n', at), text.size());
+      if (end > at) options.prompts.push_back(text.substr(at, end - at));
+      at = end + 1;
+    }
+  }
+  ML_ASSIGN_OR_RETURN(const std::string name, model_or_embedded(flags.model));
+  ML_ASSIGN_OR_RETURN(const auto model, engine::open_model(name));
+  ML_ASSIGN_OR_RETURN(const auto results, engine::bench_speculation(*model, options));
+  nlohmann::json list = nlohmann::json::array();
+  if (!flags.json)
+    std::printf("%7s %9s %11s %11s %11s  %s\n", "guesses", "tokens", "tokens/s", "bytes/token",
+                "tokens/step", "accepted by position");
+  for (const engine::SpeculationBenchResult& r : results) {
+    nlohmann::json accepted = nlohmann::json::array();
+    std::string shares;
+    for (std::int64_t i = 0; i < r.guesses; ++i) {
+      const double share = r.accepted_at[static_cast<std::size_t>(i)];
+      accepted.push_back(share);
+      char text[16];
+      std::snprintf(text, sizeof text, " %.3f", share);
+      shares += text;
+    }
+    list.push_back({{"guesses", r.guesses},
+                    {"tokens", r.tokens},
+                    {"steps", r.steps},
+                    {"tokens_per_second", r.tokens_per_second},
+                    {"bytes_per_token", r.bytes_per_token},
+                    {"tokens_per_step", r.tokens_per_step},
+                    {"accepted_by_position", accepted}});
+    if (!flags.json)
+      std::printf("%7lld %9lld %11.1f %11s %11.3f %s\n", static_cast<long long>(r.guesses),
+                  static_cast<long long>(r.tokens), r.tokens_per_second,
+                  engine::format_bytes(static_cast<std::int64_t>(r.bytes_per_token)).c_str(),
+                  r.tokens_per_step, shares.c_str());
+  }
+  if (flags.json) {
+    const nlohmann::json report = {{"model", model->folder},
+                                   {"draft", options.draft},
+                                   {"path", flags.run.path},
+                                   {"backend", "cpu"},
+                                   {"prompts", options.prompts.size()},
+                                   {"max_tokens", options.max_tokens},
+                                   {"repeats", flags.repeats},
+                                   {"results", list}};
+    std::printf("%s\n", report.dump(2).c_str());
+  }
+  return ok_status();
+}
+
 Status run_bench(const BenchFlags& flags) {
   if (flags.what == "serve")
     return {Code::kUnsupported, "bench serve",
@@ -127,6 +215,7 @@ Status run_bench(const BenchFlags& flags) {
     return {Code::kUnsupported, "--backend",
             "cuda is timed by bench_cuda_layer (cmake --preset cuda); this runs on cpu"};
   ML_RETURN_IF_ERROR(flags.run.check());
+  if (flags.what == "speculation") return run_speculation(flags);
   engine::StepBenchOptions options;
   ML_ASSIGN_OR_RETURN(options.contexts, numbers("--contexts", flags.contexts, 1, 1 << 30));
   ML_ASSIGN_OR_RETURN(options.rows, numbers("--rows", flags.rows, 1, 4096));
@@ -170,7 +259,8 @@ void add_bench(Program& program) {
   Flags& f = program.flags;
   CLI::App& app = program.add("bench", "Time steps of a checkpoint against the read stream",
                               [flags] { return run_bench(*flags); });
-  f.choice(app, "what", flags->what, {"step", "layer", "serve"}, "What to time")->required();
+  f.choice(app, "what", flags->what, {"step", "layer", "speculation", "serve"}, "What to time")
+      ->required();
   f.folder(app, "--model", flags->model, "Folder or cached name; the embedded model if left out");
   f.text(app, "--contexts", flags->contexts, "Cached tokens of a decoded row, comma separated");
   f.text(app, "--rows", flags->rows, "Rows decoded together, comma separated");
@@ -179,6 +269,12 @@ void add_bench(Program& program) {
   f.integer(app, "--repeats", flags->repeats, 1, 100000, "Timed steps; medians are reported");
   f.text(app, "--timeline", flags->timeline,
          "layer: SVG file of one fused step, stages over workers");
+  f.folder(app, "--draft", flags->draft,
+           "speculation: folder or cached name; the embedded model's own if left out");
+  f.text(app, "--guesses", flags->guesses, "speculation: guesses of a step, comma separated");
+  f.file(app, "--prompts", flags->prompts,
+         "speculation: a question a line, instead of built-in ones");
+  f.integer(app, "--max-tokens", flags->max_tokens, 2, 1 << 20, "speculation: of an answer");
   f.toggle(app, "--json", flags->json, "Print JSON");
   flags->run.add(f, app, {"auto", "native", "mono"}, /*threads_flag=*/false);
 }

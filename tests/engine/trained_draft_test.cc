@@ -1,0 +1,44 @@
+// The draft that comes with the embedded model: what it is good for.
+#include <filesystem>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "engine/speculation_bench.h"
+
+namespace monolayer::engine {
+namespace {
+
+const std::string kAssets = std::string(MONOLAYER_SOURCE_DIR) + "/assets/";
+
+TEST(TrainedDraft, AcceptanceAtThreeGuessesIsAtLeast2Point2AndTokensStay) {
+  if (!std::filesystem::exists(kAssets + "nano_eagle3/config.json"))
+    GTEST_SKIP() << "the embedded model has no draft yet";
+  const auto model = open_model(kAssets + "nano");
+  ASSERT_TRUE(model.ok()) << model.status().to_string();
+  SpeculationBenchOptions options;
+  options.draft = kAssets + "nano_eagle3";
+  options.guesses = {0, 1, 3, 7};
+  options.repeats = 1;
+  options.threads = 1;
+  options.max_tokens = 96;
+  options.prompts = {
+      "Tom has 31 apples. Anna gives Tom 7 more apples. How many apples does Tom have?",
+      "What is 27 + 58?",
+      "Maria has 63 coins and gives 18 coins to Ben. How many coins does Maria have?",
+      "There are 7 boxes with 9 pens each. How many pens are there?", "Hello, who are you?"};
+  const auto results = bench_speculation(**model, options);
+  ASSERT_TRUE(results.ok()) << results.status().to_string();
+  // Equal answers are checked by the bench itself.
+  const auto& plain = (*results)[0];
+  const auto& three = (*results)[2];
+  EXPECT_DOUBLE_EQ(plain.tokens_per_step, 1);
+  EXPECT_GE((*results)[1].tokens_per_step, 1.6);
+  EXPECT_GE(three.tokens_per_step, 2.2);
+  EXPECT_GE((*results)[3].tokens_per_step, three.tokens_per_step);
+  for (std::size_t i = 1; i < 3; ++i) EXPECT_LE(three.accepted_at[i], three.accepted_at[i - 1]);
+  EXPECT_LT(three.bytes_per_token, plain.bytes_per_token);
+}
+
+}  // namespace
+}  // namespace monolayer::engine
