@@ -82,6 +82,18 @@ TEST(MonoExact, T_K2_SeveralWavesOfChunks) {
   compare_paths(model_of(1), c);
 }
 
+// Short contexts in small caches: the dense layers' partial results of several requests together
+// are larger than those of one request as long as the caches.
+TEST(MonoExact, T_K2_ManyShortRequestsInSmallCaches) {
+  m3::ModelConfig config = nano_config();
+  config.max_positions = 10 * m3::kPageTokens;
+  const RandomModel model(config, quantized(false), 9);
+  MonoCase c;
+  c.requests = {{100, 1}, {110, 1}, {120, 1}, {150, 1}, {200, 1}, {259, 1}};
+  c.threads = 2;
+  compare_paths(model, c);
+}
+
 TEST(MonoExact, T_K2_EveryGroupSize) {
   for (const int ranks : {2, 4, 8}) {
     for (const std::int64_t rows : {1, 5, 16}) {

@@ -14,6 +14,7 @@
 #include "backend/cpu/rank_slice.h"
 #include "backend_cpu/mono_harness.h"
 #include "backend_cpu/rank_harness.h"
+#include "engine/model_loader.h"
 #include "mono/plan_check.h"
 
 namespace monolayer::test {
@@ -32,6 +33,14 @@ const RandomModel& model() {
   return the_model;
 }
 
+// The weights a test runs on; they outlive it.
+struct Target {
+  const m3::ModelConfig& config;
+  const m3::ModelWeights& weights;
+};
+
+Target target() { return {model().config, model().weights}; }
+
 // What a step leaves, without padding.
 struct Left {
   std::vector<bf16_t> hidden, residual;
@@ -42,12 +51,11 @@ struct Left {
 
 class Bench {
  public:
-  Bench(int ranks, int rank, tp::Group* the_group, int threads) {
-    const m3::RankShape shape = m3::rank_shape(model().config, rank, ranks).value();
-    config = m3::rank_config(model().config, shape);
+  Bench(int ranks, int rank, tp::Group* the_group, int threads, const Target& of = target()) {
+    const m3::RankShape shape = m3::rank_shape(of.config, rank, ranks).value();
+    config = m3::rank_config(of.config, shape);
     first_kv_head = shape.first_kv_head;
-    view = cpu::slice_model(cpu::view_model(model().config, model().weights).value(),
-                            model().config, shape);
+    view = cpu::slice_model(cpu::view_model(of.config, of.weights).value(), of.config, shape);
     team = cpu::ThreadTeam::create({.threads = threads, .pin = false}).value();
     group = the_group;
   }
@@ -106,9 +114,8 @@ struct Delays {
   }
 };
 
-std::vector<Request> some_requests(std::int64_t rows) {
+std::vector<Request> some_requests(std::int64_t rows, std::int64_t start = 70) {
   std::vector<Request> out;
-  std::int64_t start = 70;
   for (std::int64_t left = rows; left > 0; left -= 3) {
     out.push_back({start, std::min<std::int64_t>(3, left)});
     start += 40;
@@ -116,10 +123,10 @@ std::vector<Request> some_requests(std::int64_t rows) {
   return out;
 }
 
-void repeat_with_delays(int ranks, int threads, int steps, std::int64_t rows) {
-  const std::vector<Request> requests = some_requests(rows);
+void repeat_with_delays(int ranks, int threads, int steps, const std::vector<Request>& requests,
+                        const Target& of = target()) {
   on_ranks(ranks, [&](int rank, tp::Group& group) {
-    const Bench run(ranks, rank, &group, threads);
+    const Bench run(ranks, rank, &group, threads, of);
     const Pool pool = run.pool(requests);
     Delays delays;
     delays.state = static_cast<std::uint64_t>(rank) * 77 + 1;
@@ -134,13 +141,30 @@ void repeat_with_delays(int ranks, int threads, int steps, std::int64_t rows) {
 }
 
 TEST(MonoSteps, T_P1_DelaysAtRandomStagesChangeNothing) {
-  repeat_with_delays(4, 1, 100, 1);
-  repeat_with_delays(4, 1, 60, 4);
-  repeat_with_delays(2, 2, 60, 16);
-  repeat_with_delays(1, 3, 60, 5);
+  repeat_with_delays(4, 1, 100, some_requests(1));
+  repeat_with_delays(4, 1, 60, some_requests(4));
+  repeat_with_delays(2, 2, 60, some_requests(16));
+  repeat_with_delays(1, 3, 60, some_requests(5));
 }
 
-TEST(MonoSteps, DISABLED_T_P1_TenThousandSteps) { repeat_with_delays(4, 1, 10000, 4); }
+TEST(MonoSteps, DISABLED_T_P1_TenThousandSteps) {
+  repeat_with_delays(4, 1, 10000, some_requests(4));
+}
+
+// Beyond topk_blocks x block_size = 512 tokens, so that blocks are chosen.
+void repeat_the_embedded_model(int steps) {
+  const auto opened = engine::open_model(std::string(MONOLAYER_SOURCE_DIR) + "/assets/nano");
+  ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+  const auto weights = engine::load_weights(**opened);
+  ASSERT_TRUE(weights.ok()) << weights.status().to_string();
+  repeat_with_delays(4, 1, steps, some_requests(4, 700), {(*opened)->config, *weights});
+}
+
+TEST(MonoSteps, T_P1_TheEmbeddedModel) { repeat_the_embedded_model(20); }
+
+TEST(MonoSteps, DISABLED_T_P1_TenThousandStepsOfTheEmbeddedModel) {
+  repeat_the_embedded_model(10000);
+}
 
 // A row's bits alone, at any index, with any neighbours.
 TEST(MonoSteps, T_K8_BatchInvariance) {

@@ -15,10 +15,11 @@ monolayer_test(backend_cpu_cache SOURCES cache_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_native_tp SOURCES native_tp_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_mono_exact SOURCES mono_exact_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_mono_process SOURCES mono_process_test.cc DEPS backend_cpu_testing)
-monolayer_test(backend_cpu_mono_steps SOURCES mono_steps_test.cc DEPS backend_cpu_testing)
+monolayer_test(backend_cpu_mono_steps SOURCES mono_steps_test.cc
+               DEPS backend_cpu_testing monolayer_engine)
 add_test(NAME backend_cpu_mono_steps_long
          COMMAND backend_cpu_mono_steps_test --gtest_also_run_disabled_tests
-                 --gtest_filter=*TenThousandSteps)
+                 --gtest_filter=*TenThousandSteps*)
 set_tests_properties(backend_cpu_mono_steps_long PROPERTIES LABELS long TIMEOUT 3600)
 monolayer_test(backend_cpu_mono_chain SOURCES mono_chain_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_draft SOURCES draft_test.cc DEPS monolayer_backend_cpu)
