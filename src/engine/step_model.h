@@ -6,7 +6,6 @@
 #include <cstring>
 #include <functional>
 #include <span>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -29,8 +28,8 @@ class StepModel {
   virtual std::span<const float> kept() const { return {}; }
   // Makes the content of a block that nobody may read into values no result survives (tests).
   virtual void poison(std::int32_t) {}
-  // Which path took the last step, for metrics.
-  virtual std::string_view path() const = 0;
+  // Steps by the path they took, for metrics.
+  virtual cpu::PathCounts paths() const { return {}; }
 };
 
 class NativeModel : public StepModel {
@@ -49,7 +48,7 @@ class NativeModel : public StepModel {
   std::int64_t vocab_size() const override { return config_.vocab_size; }
   std::int64_t blocks() const override { return pool_.pages(); }
   std::span<const float> kept() const override { return native_.captured(); }
-  std::string_view path() const override { return "native"; }
+  cpu::PathCounts paths() const override { return native_.paths(); }
 
   // All bits set is a NaN in BF16 and in E4M3.
   void poison(std::int32_t block) override {

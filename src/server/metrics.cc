@@ -193,6 +193,8 @@ std::string Metrics::text(const engine::EngineStats& s, std::int64_t connections
 
   counter("monolayer:engine_steps_total", "Steps of the engine.", s.steps);
   counter("monolayer:engine_step_tokens_total", "Rows of all steps.", s.step_tokens);
+  counter("monolayer:native_steps_total", "Forward passes on the native chain.", s.native_steps);
+  counter("monolayer:fused_steps_total", "Forward passes on the fused path.", s.fused_steps);
   gauge("monolayer:http_connections", "Open connections.", real(connections));
   out += head("monolayer:http_responses_total", "Answers by status class.", "counter");
   for (int i = 1; i < 6; ++i)

@@ -44,7 +44,6 @@ class CountingModel : public StepModel {
   }
   std::int64_t vocab_size() const override { return kVocab; }
   std::int64_t blocks() const override { return 32; }
-  std::string_view path() const override { return "counting"; }
 
   std::atomic<std::int64_t> steps{0};
   std::atomic<std::chrono::microseconds> delay{std::chrono::microseconds(0)};

@@ -59,7 +59,6 @@ class ToyModel : public StepModel {
   }
   std::int64_t vocab_size() const override { return vocab_; }
   std::int64_t blocks() const override { return 256; }
-  std::string_view path() const override { return "toy"; }
   std::span<const float> kept() const override { return kept_; }
 
  private:

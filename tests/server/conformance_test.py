@@ -172,6 +172,18 @@ class Conformance(ServerTest):
         self.assertEqual(self.server.http.head("/metrics").status_code, 200)
 
 
+class Fused(ServerTest):
+    FLAGS = ("--path", "auto")
+
+    def test_18_steps_by_path(self):
+        before = [self.server.metric(f"monolayer:{path}_steps_total") for path in ("native", "fused")]
+        self.server.complete([7] * 100, max_tokens=6, ignore_eos=True)
+        self.assertTrue(self.server.wait_idle())
+        after = [self.server.metric(f"monolayer:{path}_steps_total") for path in ("native", "fused")]
+        self.assertEqual(after[0] - before[0], 1)  # the prompt, more than 16 rows
+        self.assertEqual(after[1] - before[1], 5)
+
+
 class TinyPool(ServerTest):
     FLAGS = ("--num-gpu-blocks-override", "10")
 
