@@ -13,9 +13,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace monolayer::cpu::HWY_NAMESPACE {
 
-// One activation: this many rows and parts of rows at a time, so that their chains of fmas overlap.
-constexpr int kOneParts = HWY_MIN(kParts, 2);
-constexpr int kRows = kOneParts == 2 ? 2 : 3;
 // Several activations: kBatch of them share what is decoded of kBatchRows rows, in kBatchParts of
 // their parts at a time: eight chains, enough to hide the latency of an fma.
 constexpr int kBatch = 4;
@@ -35,6 +32,10 @@ struct Shape {
   static constexpr int kChunkColumns = 16 * kPerWord;
   static constexpr int kChunkBytes = 16 * Decoder<F>::kWordBytes;
   static constexpr int kChunkScales = kMX ? kChunkColumns / 32 : 0;
+  // One activation: this many rows and parts of rows at a time, so that their chains of fmas
+  // overlap. With group scales a chain ends with its chunk and two rows are enough.
+  static constexpr int kRows = kMX && kParts > 1 ? 2 : F == Format::kBF16 ? 4 : 3;
+  static constexpr int kRowParts = kMX ? HWY_MIN(kParts, 2) : 1;
 };
 
 // One stored row from its first column in the range.
@@ -47,41 +48,31 @@ struct Row {
 template <Format F, int kR, int kP, int kB, int kElement>
 HWY_INLINE void Elements(const Decoder<F>* decoders, const float* HWY_RESTRICT x,
                          VF* HWY_RESTRICT t) {
-  VF values[kR * kP];
-#pragma GCC unroll 8
-  for (int i = 0; i < kR * kP; ++i) values[i] = decoders[i].template Get<kElement>();
-#pragma GCC unroll 8
-  for (int b = 0; b < kB; ++b) {
-#pragma GCC unroll 8
-    for (int i = 0; i < kR * kP; ++i) {
-      const VF xv = hn::LoadU(DF(), x + (kElement * kB + b) * 16 + i % kP * kN);
-      VF& sum = t[i * kB + b];
-      sum =
-          Shape<F>::kMX && kElement == 0 ? hn::Mul(values[i], xv) : hn::MulAdd(values[i], xv, sum);
-    }
+  // Formats that are costly to decode: one decoded vector at a time, or registers run out.
+  constexpr int kVectors = kR * kP;
+#pragma GCC unroll 64
+  for (int n = 0; n < kVectors * kB; ++n) {
+    const int i = Shape<F>::kMX ? n / kB : n % kVectors;
+    const int b = Shape<F>::kMX ? n % kB : n / kVectors;
+    const VF value = decoders[i].template Get<kElement>();
+    const VF xv = hn::LoadU(DF(), x + (kElement * kB + b) * 16 + i % kP * kN);
+    VF& sum = t[i * kB + b];
+    sum = Shape<F>::kMX && kElement == 0 ? hn::Mul(value, xv) : hn::MulAdd(value, xv, sum);
   }
   if constexpr (kElement + 1 < Shape<F>::kPerWord) {
     Elements<F, kR, kP, kB, kElement + 1>(decoders, x, t);
   }
 }
 
-// acc[r * acc_row + b * 16 + lane] continues over `chunks` whole chunks of kR rows and kB
-// activations; x is [chunk][element][kB][16], for one activation simply as permuted. Returns a bit
-// per row: whether a NaN code was seen.
+// sums[(r * kParts + part) * kB + b], lanes in registers, continue over `chunks` whole chunks of kR
+// rows and kB activations; x is [chunk][element][kB][16], for one activation simply as permuted.
+// Returns a bit per row: whether a NaN code was seen.
 template <Format F, int kR, int kP, int kB>
-HWY_INLINE unsigned Block(const Row* rows, std::int64_t chunks, std::int64_t ahead,
-                          const float* HWY_RESTRICT x, float* HWY_RESTRICT acc,
-                          std::int64_t acc_row) {
+HWY_INLINE unsigned Accumulate(const Row* rows, std::int64_t chunks, std::int64_t ahead,
+                               const float* HWY_RESTRICT x, VF* HWY_RESTRICT sums) {
   static_assert(kParts % kP == 0);
   using S = Shape<F>;
-  const DF df;
   const DBytesOf16 dbytes;
-  VF sums[kR * kParts * kB];  // [row][part][activation]
-#pragma GCC unroll 64
-  for (int i = 0; i < kR * kParts * kB; ++i) {
-    const int r = i / (kParts * kB);
-    sums[i] = hn::LoadU(df, acc + r * acc_row + i % kB * 16 + i / kB % kParts * kN);
-  }
   const std::uint8_t* data[kR];
   const std::uint8_t* scales[kR];
   hn::Vec<DBytesOf16> largest[kR];
@@ -136,11 +127,6 @@ HWY_INLINE unsigned Block(const Row* rows, std::int64_t chunks, std::int64_t ahe
     }
     x += S::kChunkColumns * kB;
   }
-#pragma GCC unroll 64
-  for (int i = 0; i < kR * kParts * kB; ++i) {
-    const int r = i / (kParts * kB);
-    hn::StoreU(sums[i], df, acc + r * acc_row + i % kB * 16 + i / kB % kParts * kN);
-  }
   unsigned nan_rows = 0;
   if constexpr (S::kHasNaNCodes) {
 #pragma GCC unroll 8
@@ -150,6 +136,27 @@ HWY_INLINE unsigned Block(const Row* rows, std::int64_t chunks, std::int64_t ahe
     }
   }
   return nan_rows;
+}
+
+// The same for lanes in memory: acc[r * acc_row + b * 16 + lane].
+template <Format F, int kR, int kP, int kB>
+HWY_INLINE unsigned Block(const Row* rows, std::int64_t chunks, std::int64_t ahead,
+                          const float* HWY_RESTRICT x, float* HWY_RESTRICT acc,
+                          std::int64_t acc_row) {
+  const DF df;
+  VF sums[kR * kParts * kB];
+#pragma GCC unroll 64
+  for (int i = 0; i < kR * kParts * kB; ++i) {
+    const int r = i / (kParts * kB);
+    sums[i] = hn::LoadU(df, acc + r * acc_row + i % kB * 16 + i / kB % kParts * kN);
+  }
+  const unsigned nan = Accumulate<F, kR, kP, kB>(rows, chunks, ahead, x, sums);
+#pragma GCC unroll 64
+  for (int i = 0; i < kR * kParts * kB; ++i) {
+    const int r = i / (kParts * kB);
+    hn::StoreU(sums[i], df, acc + r * acc_row + i % kB * 16 + i / kB % kParts * kN);
+  }
+  return nan;
 }
 
 // The last, partial chunk of a row, copied and filled up with zeros.
@@ -194,9 +201,8 @@ struct Problem {
                                : nullptr;
     return row;
   }
-  // The output from its lanes.
-  HWY_INLINE float Finish(std::int64_t o, const float* lanes, bool nan) const {
-    float sum = Tree(lanes);
+  // The output from the sum of its lanes.
+  HWY_INLINE float Finish(std::int64_t o, float sum, bool nan) const {
     if (F == Format::kE4M3 && w.scales != nullptr) {
       float factor = 0;
       std::memcpy(&factor, static_cast<const std::uint8_t*>(w.scales) + o * 4, 4);
@@ -211,20 +217,24 @@ template <Format F, int kR>
 HWY_INLINE void RowsTimesOne(const Problem<F>& problem, std::int64_t o, const float* xp, float* y) {
   Row rows[kR];
   for (int r = 0; r < kR; ++r) rows[r] = problem.At(o + r, 0);
-  alignas(64) float acc[kR * 16] = {};
+  VF sums[kR * kParts];
+  for (VF& sum : sums) sum = hn::Zero(DF());
   // The rows after these are fetched meanwhile.
-  unsigned nan =
-      Block<F, kR, kOneParts, 1>(rows, problem.chunks, problem.w.row_bytes * kR, xp, acc, 16);
+  unsigned nan = Accumulate<F, kR, Shape<F>::kRowParts, 1>(rows, problem.chunks,
+                                                           problem.w.row_bytes * kR, xp, sums);
   if (problem.tail_columns != 0) {
     const float* tail_x = xp + problem.chunks * Shape<F>::kChunkColumns;
     for (int r = 0; r < kR; ++r) {
       Tail<F> tail;
       tail.Fill(problem.At(o + r, problem.chunks), problem.tail_columns);
       const Row row{tail.data, tail.scales};
-      nan |= Block<F, 1, 1, 1>(&row, 1, 0, tail_x, acc + r * 16, 16) << r;
+      nan |= Accumulate<F, 1, 1, 1>(&row, 1, 0, tail_x, sums + r * kParts) << r;
     }
   }
-  for (int r = 0; r < kR; ++r) y[r] = problem.Finish(o + r, acc + r * 16, (nan >> r & 1U) != 0);
+#pragma GCC unroll 8
+  for (int r = 0; r < kR; ++r) {
+    y[r] = problem.Finish(o + r, TreeOfParts(sums + r * kParts), (nan >> r & 1U) != 0);
+  }
 }
 
 // Copies `count` permuted activations to [chunk][element][count][16].
@@ -328,7 +338,7 @@ HWY_NOINLINE void Tile(const Problem<F>& problem, std::int64_t o, std::int64_t r
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t b = 0; b < batch; ++b) {
       y[b * y_stride + r] =
-          problem.Finish(o + r, acc + (r * kTileBatch + b) * 16, (nan >> r & 1U) != 0);
+          problem.Finish(o + r, Tree(acc + (r * kTileBatch + b) * 16), (nan >> r & 1U) != 0);
     }
   }
 }
@@ -339,6 +349,7 @@ void MatmulOf(const Matrix& w, std::int64_t row_begin, std::int64_t row_end, std
               float* y, std::int64_t y_stride) {
   const Problem<F> problem(w, col_begin, col_end);
   if (batch == 1) {
+    constexpr int kRows = Shape<F>::kRows;
     std::int64_t o = row_begin;
     for (; o + kRows <= row_end; o += kRows) {
       RowsTimesOne<F, kRows>(problem, o, xp, y + (o - row_begin));
