@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/safetensors_writer.h"
 #include "checkpoint/text_io.h"
 #include "cli/command.h"
 #include "engine/embedded_model.h"
@@ -13,6 +14,7 @@
 #include "engine/native_run.h"
 #include "engine/speculation_bench.h"
 #include "engine/step_bench.h"
+#include "server/serve_bench.h"
 
 namespace monolayer::cli {
 namespace {
@@ -29,6 +31,8 @@ const char* const kQuestions[] = {
     "What is 91 - 46?"};
 
 struct BenchFlags {
+  server::ServeBenchOptions serve;
+  std::string svg;
   std::string draft, guesses = "0,1,2,3,5,7", prompts;
   std::int64_t max_tokens = 128;
   std::string what, model, timeline, contexts = "128,1024", rows = "1", thread_list = "0",
@@ -207,10 +211,36 @@ Status run_speculation(const BenchFlags& flags) {
   return ok_status();
 }
 
+Status run_serve_bench(const BenchFlags& flags) {
+  ML_ASSIGN_OR_RETURN(const server::ServeBenchReport report, server::bench_serve(flags.serve));
+  if (!flags.svg.empty())
+    ML_RETURN_IF_ERROR(write_text_file(flags.svg, server::report_svg(flags.serve, report)));
+  const nlohmann::json json = server::report_json(flags.serve, report);
+  if (flags.json) {
+    std::printf("%s\n", json.dump(2).c_str());
+  } else {
+    std::printf("%lld of %lld requests in %.2f s: %.1f tokens/s, %.2f requests/s\n",
+                static_cast<long long>(report.completed),
+                static_cast<long long>(flags.serve.requests), report.seconds,
+                static_cast<double>(report.tokens) / report.seconds,
+                static_cast<double>(report.completed) / report.seconds);
+    std::printf("%-22s %10s %10s %10s %10s %10s\n", "milliseconds", "mean", "p50", "p90", "p99",
+                "max");
+    const auto row = [](const char* name, const server::Percentiles& p) {
+      std::printf("%-22s %10.2f %10.2f %10.2f %10.2f %10.2f\n", name, p.mean * 1e3, p.p50 * 1e3,
+                  p.p90 * 1e3, p.p99 * 1e3, p.largest * 1e3);
+    };
+    row("TTFT", report.ttft);
+    row("ITL (between chunks)", report.itl);
+    row("TPOT", report.tpot);
+    row("whole request", report.e2e);
+  }
+  if (report.completed > 0) return ok_status();
+  return {Code::kIoError, "bench serve", "no request was answered: " + json.at("errors").dump()};
+}
+
 Status run_bench(const BenchFlags& flags) {
-  if (flags.what == "serve")
-    return {Code::kUnsupported, "bench serve",
-            "needs the server, which is not part of this version"};
+  if (flags.what == "serve") return run_serve_bench(flags);
   if (flags.run.backend == "cuda")
     return {Code::kUnsupported, "--backend",
             "cuda is timed by bench_cuda_layer (cmake --preset cuda); this runs on cpu"};
@@ -275,6 +305,21 @@ void add_bench(Program& program) {
   f.file(app, "--prompts", flags->prompts,
          "speculation: a question a line, instead of built-in ones");
   f.integer(app, "--max-tokens", flags->max_tokens, 2, 1 << 20, "speculation: of an answer");
+  server::ServeBenchOptions& s = flags->serve;
+  s.model = "nano";
+  f.text(app, "--host", s.host, "serve: where the server is");
+  f.integer(app, "--port", s.port, 1, 65535, "serve: its port");
+  f.text(app, "--served-model-name", s.model, "serve: the name it knows");
+  f.text(app, "--api-key", s.api_key, "serve: what it wants to see");
+  f.integer(app, "--requests", s.requests, 1, 1 << 24, "serve: how many");
+  f.integer(app, "--concurrency", s.concurrency, 1, 4096, "serve: streams at once");
+  f.real(app, "--rate", s.rate, 0, 1e6, false,
+         "serve: requests a second, at random intervals; 0: each stream asks again when answered");
+  f.integer(app, "--prompt-tokens", s.prompt_tokens, 1, 1 << 24, "serve: random ids of a prompt");
+  f.integer(app, "--output-tokens", s.max_tokens, 1, 1 << 24, "serve: tokens of an answer");
+  f.integer(app, "--vocab", s.vocab, 1, 1 << 24, "serve: random ids are below it");
+  f.seed(app, "--seed", s.seed, "serve: of prompts and intervals");
+  f.text(app, "--svg", flags->svg, "serve: picture of the run");
   f.toggle(app, "--json", flags->json, "Print JSON");
   flags->run.add(f, app, {"auto", "native", "mono"}, /*threads_flag=*/false);
 }

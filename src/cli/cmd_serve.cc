@@ -163,6 +163,9 @@ void add_serve(Program& program) {
              "Benches: acceptance by coins, with this many tokens a step on average");
   flags->rate_set = f.real(app, "--spec-decode-acceptance-rate", flags->acceptance_rate, 0, 1,
                            false, "The same as (length - 1) / guesses");
+  f.file(app, "--request-log", o.request_log,
+         "One JSON line per answered request; - is standard error");
+  f.toggle(app, "--disable-uvicorn-access-log", flags->ignored, "Nothing is logged by default");
   f.integer(app, "--stream-interval", o.stream_interval, 1, 1 << 20, "Tokens of a stream's chunk");
   f.text(app, "--default-chat-template-kwargs", o.chat_template_kwargs,
          "JSON object of template variables, e.g. {\"thinking_mode\":\"enabled\"}");

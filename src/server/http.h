@@ -24,6 +24,14 @@ struct HttpRequest {
 
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
+// An answered request, for a log. `note`: JSON members that whoever answered it added.
+struct Access {
+  std::string method, path, note;
+  int status = 0;  // 499: the client left before the answer was complete
+  double seconds = 0;
+  std::int64_t bytes = 0;  // of the answer, as far as it was given
+};
+
 // The answer to one request. All calls and callbacks on the server's own thread.
 class Responder {
  public:
@@ -41,6 +49,7 @@ class Responder {
   std::function<void()> on_gone;
   // Everything given so far is out.
   std::function<void()> on_idle;
+  std::string note;  // of the request's Access; set before the answer's end
 };
 
 using Handler = std::function<void(HttpRequest, std::shared_ptr<Responder>)>;
@@ -49,7 +58,8 @@ struct HttpOptions {
   std::string host = "0.0.0.0";
   std::uint16_t port = 8000;  // 0: any
   std::size_t body_bytes = 0, header_bytes = 0;
-  Headers always;  // of every answer
+  Headers always;                           // of every answer
+  std::function<void(Access)> on_answered;  // server's thread; must not block
   std::int64_t connections = 8192;
   int idle_seconds = 330;    // of a connection between requests
   int request_seconds = 60;  // for a request to arrive without a pause of this length

@@ -108,8 +108,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
 class Exchange : public Responder {
  public:
-  Exchange(std::shared_ptr<Connection> connection, bool http10)
-      : connection_(std::move(connection)), http10_(http10) {}
+  Exchange(std::shared_ptr<Connection> connection, bool http10, std::string method = {},
+           std::string path = {})
+      : connection_(std::move(connection)), http10_(http10) {
+    access_.method = std::move(method);
+    access_.path = std::move(path);
+  }
 
   void respond(int status, const std::string& type, std::string body,
                const Headers& headers) override {
@@ -117,7 +121,8 @@ class Exchange : public Responder {
     std::string head = line(status, type, headers);
     head += "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n";
     if (head_only_) body.clear();
-    connection_->send(head + body);
+    send(head + body);
+    access_.status = status;
     done();
   }
   void begin(const std::string& type, const Headers& headers) override {
@@ -126,7 +131,8 @@ class Exchange : public Responder {
     if (!chunked_) connection_->keep_alive_ = false;
     std::string head = line(200, type, headers);
     head += chunked_ ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n";
-    connection_->send(std::move(head));
+    access_.status = 200;
+    send(std::move(head));
   }
   void write(std::string piece) override {
     if (!connection_ || piece.empty()) return;
@@ -135,19 +141,21 @@ class Exchange : public Responder {
       std::snprintf(size, sizeof(size), "%zx\r\n", piece.size());
       piece = size + piece + "\r\n";
     }
-    connection_->send(std::move(piece));
+    send(std::move(piece));
   }
   void end() override {
     if (!connection_) return;
-    if (chunked_) connection_->send("0\r\n\r\n");
+    if (chunked_) send("0\r\n\r\n");
     done();
   }
   bool busy() const override { return connection_ && connection_->writing_; }
 
   void lost() {
-    connection_.reset();
+    const auto connection = std::exchange(connection_, nullptr);
     on_idle = nullptr;
     if (auto callback = std::exchange(on_gone, nullptr)) callback();
+    access_.status = 499;
+    if (connection) log(*connection);
   }
   void idle() {
     if (connection_ && on_idle) on_idle();
@@ -167,16 +175,30 @@ class Exchange : public Responder {
     head += connection_->keep_alive_ ? "Connection: keep-alive\r\n" : "Connection: close\r\n";
     return head;
   }
+  void send(std::string bytes) {
+    access_.bytes += static_cast<std::int64_t>(bytes.size());
+    connection_->send(std::move(bytes));
+  }
+  void log(const Connection& connection) {
+    if (!connection.shared_.options.on_answered) return;
+    access_.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+    access_.note = std::move(note);
+    connection.shared_.options.on_answered(std::move(access_));
+  }
   void done() {
     const auto connection = std::exchange(connection_, nullptr);
     on_gone = nullptr;
     on_idle = nullptr;
+    log(*connection);
     connection->answered_ = true;
     connection->finish_answer();
   }
 
   std::shared_ptr<Connection> connection_;
   bool http10_, chunked_ = false;
+  Access access_;
+  const std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
 };
 
 void Connection::arm(int limit_seconds) {
@@ -259,7 +281,8 @@ void Connection::on_request(Error error) {
   request.body = std::move(message.body());
   reading_body_ = false;
   answering_ = true;
-  exchange_ = std::make_shared<Exchange>(shared_from_this(), message.version() < 11);
+  exchange_ = std::make_shared<Exchange>(shared_from_this(), message.version() < 11, request.method,
+                                         request.path);
   exchange_->head_only_ = request.method == "HEAD";
   keep_alive_ = keep_alive_ && !shared_.closing;
   watch();

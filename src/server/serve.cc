@@ -9,6 +9,7 @@
 #include "engine/draft_model.h"
 #include "engine/engine.h"
 #include "engine/native_run.h"
+#include "server/access_log.h"
 #include "server/service.h"
 
 namespace monolayer::server {
@@ -179,6 +180,11 @@ Status serve(const ServeOptions& options) {
   if (loaded->draft != nullptr && options.speculation.mean_length > 0) {
     http_options.always.emplace_back("x-monolayer-synthetic-acceptance",
                                      std::to_string(options.speculation.mean_length));
+  }
+  std::unique_ptr<AccessLog> log;  // outlives the server, which adds to it
+  if (!options.request_log.empty()) {
+    ML_ASSIGN_OR_RETURN(log, AccessLog::open(options.request_log));
+    http_options.on_answered = [raw = log.get()](Access access) { raw->add(std::move(access)); };
   }
   ML_ASSIGN_OR_RETURN(const auto http, HttpServer::listen(http_options));
   if (options.on_listening) options.on_listening(http->port());

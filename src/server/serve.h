@@ -30,6 +30,7 @@ struct ServeOptions {
   std::int64_t long_prefill_token_threshold = 0;
   bool prefix_caching = true, chunked_prefill = true;
   SpeculationChoice speculation;
+  std::string request_log;  // file, or "-" for standard error; empty: none
   std::int64_t stream_interval = 1, max_waiting = 4096;
   std::int64_t grace_seconds = 30;
   std::string chat_template_kwargs;  // JSON object

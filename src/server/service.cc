@@ -90,7 +90,24 @@ struct Service::Job {
   std::vector<bool> waiting, first;
   std::vector<std::int64_t> generated;
   std::vector<Clock::time_point> last;
+  std::int64_t cached_tokens = 0;
+  std::string finish;       // of each answer, in the order of their ends
+  double first_token = -1;  // seconds after the request was taken
+  Clock::time_point taken = Clock::now();
   std::size_t unfinished = 0;
+
+  // For the access log.
+  void annotate() {
+    std::int64_t completion = 0;
+    for (const std::int64_t n : generated) completion += n;
+    out->note += (out->note.empty() ? "" : ",") +
+                 ("\"prompt_tokens\":" + std::to_string(spec->prompt_tokens())) +
+                 ",\"completion_tokens\":" + std::to_string(completion) +
+                 ",\"cached_tokens\":" + std::to_string(cached_tokens) +
+                 ",\"stream\":" + (spec->stream ? "true" : "false") + ",\"first_token_seconds\":" +
+                 (first_token < 0 ? "null" : std::to_string(first_token)) +
+                 ",\"finish_reason\":\"" + finish + "\"";
+  }
   Clock::time_point last_sent;
 };
 
@@ -150,6 +167,8 @@ std::string Service::models() const {
 }
 
 void Service::handle(HttpRequest request, const Out& out) {
+  if (const auto id = request.headers.find("x-request-id"); id != request.headers.end())
+    out->note = "\"request_id\":" + dump(Json(id->second.substr(0, 256)));
   if (request.path == "/health" || request.path == "/ready") {
     const bool ok = healthy();
     const std::string state = engine_ == nullptr ? "loading" : draining_ ? "draining" : "failed";
@@ -288,8 +307,16 @@ void Service::submit(GenerationSpec made, const Out& out, Dialect dialect) {
 
 // Takes an answer out; what of it still runs is aborted.
 void Service::drop(const std::shared_ptr<Job>& job) {
-  for (const std::uint64_t id : job->ids)
-    if (by_id_.erase(id) > 0) engine_->abort(id);
+  bool aborted = false;
+  for (const std::uint64_t id : job->ids) {
+    if (by_id_.erase(id) == 0) continue;
+    engine_->abort(id);
+    aborted = true;
+  }
+  if (aborted && job->out->note.find("prompt_tokens") == std::string::npos) {
+    job->finish += job->finish.empty() ? "abort" : ",abort";
+    job->annotate();
+  }
   jobs_.erase(job.get());
 }
 
@@ -311,8 +338,13 @@ void Service::take(engine::RequestOutput output) {
                    std::chrono::duration<double>(now - job->last[index]).count());
   job->generated[index] += tokens;
   if (tokens > 0) job->last[index] = now;
+  if (tokens > 0 && job->first_token < 0)
+    job->first_token = std::chrono::duration<double>(now - job->taken).count();
   const bool finished = output.finish.has_value();
   if (finished) {
+    job->cached_tokens += output.cached_tokens;
+    job->finish +=
+        (job->finish.empty() ? "" : ",") + std::string(engine::finish_name(*output.finish));
     metrics_->finished(
         output,
         static_cast<std::int64_t>(
@@ -340,6 +372,7 @@ void Service::deliver(const std::shared_ptr<Job>& job, std::size_t index) {
   const bool finished = output.finish.has_value();
   const bool failed = output.finish == engine::FinishReason::kError;
   job->last_sent = Clock::now();
+  if (finished && (failed || job->unfinished == 1)) job->annotate();
   job->answer->output(index, std::move(output));
   if (failed) {
     metrics_->http(500);
