@@ -22,6 +22,7 @@ struct ServeFlags {
   RunFlags run;
   server::ServeOptions options;
   server::SpeculativeFlags speculative;
+  std::string executor = "threads";
   std::int64_t speculative_tokens = 0;
   double acceptance_length = 0, acceptance_rate = 0;
   CLI::Option *tokens_set = nullptr, *length_set = nullptr, *rate_set = nullptr;
@@ -82,6 +83,7 @@ Status run_serve(ServeFlags& flags) {
   options.threads = flags.run.threads;
   options.path = flags.run.path;
   options.ranks = flags.run.tensor_parallel_size;
+  options.rank_processes = flags.executor == "mp";
   options.kv_cache_dtype = flags.run.kv_cache_dtype;
   options.version = MONOLAYER_VERSION;
   options.flags = server::Json{{"flags", effective(*flags.app)}};
@@ -163,6 +165,8 @@ void add_serve(Program& program) {
              "Benches: acceptance by coins, with this many tokens a step on average");
   flags->rate_set = f.real(app, "--spec-decode-acceptance-rate", flags->acceptance_rate, 0, 1,
                            false, "The same as (length - 1) / guesses");
+  f.choice(app, "--distributed-executor-backend", flags->executor, {"threads", "mp"},
+           "Tensor-parallel ranks: threads of this process, or processes");
   f.file(app, "--request-log", o.request_log,
          "One JSON line per answered request; - is standard error");
   f.toggle(app, "--disable-uvicorn-access-log", flags->ignored, "Nothing is logged by default");

@@ -77,6 +77,8 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
   const cpu::NativeOptions chain{.tiles = run->tiles_, .fused = options.path != "native"};
   if (options.backend == "cuda") {
     ML_ASSIGN_OR_RETURN(run->native_, cuda_native(model.config, run->weights_, options));
+  } else if (options.processes != nullptr) {
+    ML_ASSIGN_OR_RETURN(run->native_, options.processes->join(run->weights_));
   } else if (options.ranks > 1) {
     // The ranks have pools of their own; this one stays untouched, so it is never resident.
     ML_ASSIGN_OR_RETURN(

@@ -13,6 +13,7 @@
 #include "backend/cpu/tiles.h"
 #include "core/status.h"
 #include "engine/model_loader.h"
+#include "engine/rank_processes.h"
 #include "m3/trace.h"
 #include "m3/weights.h"
 
@@ -33,6 +34,7 @@ struct NativeRunOptions {
   int ranks = 1;                         // tensor-parallel, as threads of this process
   // What a draft needs beside the model: its files, and bytes of every block.
   std::int64_t draft_bytes = 0, draft_block_bytes = 0;
+  RankProcesses* processes = nullptr;  // borrowed: the ranks are processes, instead of `ranks`
   ReadProgressCallback progress;
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -17,7 +19,8 @@ namespace {
 
 struct Loaded {
   std::unique_ptr<engine::OpenModel> model;
-  std::unique_ptr<engine::OpenDraft> draft;  // null: no speculation
+  std::unique_ptr<engine::OpenDraft> draft;          // null: no speculation
+  std::unique_ptr<engine::RankProcesses> processes;  // null: ranks are threads
   std::unique_ptr<engine::NativeRun> run;
   std::unique_ptr<engine::DraftRun> draft_run;
   std::shared_ptr<ServedModel> served;
@@ -107,6 +110,19 @@ Result<std::unique_ptr<Loaded>> prepare(const ServeOptions& options) {
   return loaded;
 }
 
+// Before there are threads.
+Status start_processes(const ServeOptions& options, Loaded& loaded) {
+  if (options.ranks == 1 || !options.rank_processes) return ok_status();
+  engine::RankProcessOptions ranks;
+  ranks.ranks = static_cast<int>(options.ranks);
+  ranks.threads = static_cast<int>(options.threads);
+  ML_ASSIGN_OR_RETURN(ranks.cache, engine::cache_options(options.kv_cache_dtype));
+  ranks.pages = (loaded.tokens + m3::kPageTokens - 1) / m3::kPageTokens;
+  ranks.fused = options.path != "native";
+  ML_ASSIGN_OR_RETURN(loaded.processes, engine::RankProcesses::start(*loaded.model, ranks));
+  return ok_status();
+}
+
 Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& loaded) {
   engine::NativeRunOptions run_options;
   run_options.threads = static_cast<int>(options.threads);
@@ -115,6 +131,7 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
   run_options.context_flag = "the KV cache";
   run_options.path = options.path;
   run_options.ranks = static_cast<int>(options.ranks);
+  run_options.processes = loaded.processes.get();
   run_options.progress = options.progress;
   if (loaded.draft != nullptr) {
     run_options.draft_bytes = static_cast<std::int64_t>(loaded.draft->checkpoint.file_bytes());
@@ -145,6 +162,7 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
                           ? "the default"
                           : "steps of at most 16 rows run fused, larger and mixed ones native"},
       {"tensor_parallel_size", options.ranks},
+      {"ranks", loaded.processes != nullptr ? "processes" : "threads"},
       {"backend", "cpu"},
       {"kernel", std::string(loaded.run->tiles().name)},
       {"threads", loaded.run->team().size()},
@@ -171,6 +189,7 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
 Status serve(const ServeOptions& options) {
   const auto started = std::chrono::steady_clock::now();
   ML_ASSIGN_OR_RETURN(const std::unique_ptr<Loaded> loaded, prepare(options));
+  ML_RETURN_IF_ERROR(start_processes(options, *loaded));
   HttpOptions http_options;
   http_options.host = options.host;
   http_options.port = static_cast<std::uint16_t>(options.port);
@@ -217,6 +236,19 @@ Status serve(const ServeOptions& options) {
       if (options.on_ready) options.on_ready(loaded->info);
     });
   });
+  // A rank that is gone takes the server with it: running answers get their error, then all ends.
+  std::function<void()> watch = [&] {
+    const Status health = loaded->processes->health();
+    if (health.ok()) return http->after(100, [&] { watch(); });
+    if (!is_ready) {
+      // The loading thread waits for that rank and cannot be had back.
+      std::fprintf(stderr, "monolayer: error: %s\n", health.to_string().c_str());
+      std::_Exit(2);
+    }
+    failure = health;
+    service->drain(1, [&] { http->after(200, [&] { http->stop(); }); });
+  };
+  if (loaded->processes != nullptr) http->after(100, [&] { watch(); });
   http->run(
       [&](HttpRequest request, std::shared_ptr<Responder> out) {
         service->handle(std::move(request), std::move(out));

@@ -21,7 +21,8 @@ struct ServeOptions {
   std::string api_key;
   std::int64_t threads = 0;
   std::string path = "native";
-  std::int64_t ranks = 1;  // tensor-parallel, threads of this process
+  std::int64_t ranks = 1;       // tensor-parallel
+  bool rank_processes = false;  // each a process; otherwise threads of this one
   std::string kv_cache_dtype = "auto";
   std::int64_t max_model_len = 0;   // 0: what the model and the caches take
   std::int64_t kv_cache_bytes = 0;  // 0: 1 GiB, or what max_model_len needs

@@ -154,7 +154,10 @@ class Paths(ServerTest):
             for flags in (("--path", "mono", "--num-speculative-tokens", "7"),
                           ("--tensor-parallel-size", "2", "--num-speculative-tokens", "3"),
                           ("--path", "mono", "--tensor-parallel-size", "2",
-                           "--num-speculative-tokens", "2")):
+                           "--num-speculative-tokens", "2"),
+                          ("--path", "mono", "--tensor-parallel-size", "2",
+                           "--distributed-executor-backend", "mp",
+                           "--num-speculative-tokens", "3")):
                 server = Server("--kv-cache-dtype", dtype, "--method", "eagle3", "--draft-model",
                                 draft(), *flags)
                 self.assertEqual(ask(server), expected, flags)
