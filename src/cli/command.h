@@ -33,6 +33,7 @@ void add_synth(Program& program);
 void add_quantize(Program& program);
 void add_bench(Program& program);
 void add_serve(Program& program);
+void add_eval(Program& program);
 void add_completion(Program& program);
 
 // The model named by a flag, or the embedded one.

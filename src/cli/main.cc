@@ -49,6 +49,7 @@ int run(int argc, char** argv) {
   add_quantize(program);
   add_bench(program);
   add_serve(program);
+  add_eval(program);
   add_completion(program);
 
   try {
