@@ -1,7 +1,7 @@
 """Batches of token ids with loss weights, made by worker processes.
 
-Worker w of a run draws from random.Random(TRAIN_SEED + w), and batches are taken from the
-workers in turn, so a run's data depends only on the number of workers.
+Worker w of a run draws from random.Random(TRAIN_SEED + first + w), and batches are taken from the
+workers in turn, so a run's data depends only on `first` and the number of workers.
 """
 
 import random
@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from . import special_tokens as st
 from .chat import MODES, Renderer, forced
-from .data.mixture import DEVELOPERS, MODE_WEIGHTS, TRAIN_SEED, long_turn, short_turn
+from .data.mixture import DEVELOPERS, MODE_WEIGHTS, TRAIN_SEED, long_turns, offered_tools, turn_with
 
-SHORT_LENGTH, LONG_LENGTHS = 512, (1024, 2048, 3072)
+SHORT_LENGTH, LONG_LENGTHS = 512, (768, 1024, 1536, 2048, 3072)
 OTHER = 0.1  # loss weight of tokens that the model will not have to write
+TEXT = 0.01  # the same of the question that carries a long text
 
 
 class Packer:
@@ -26,62 +27,73 @@ class Packer:
         self.renderer, self.openings = Renderer(), {}
         self.newline = self.encode("\n")
 
-    def _opening(self, mode, developer):
-        if (mode, developer) not in self.openings:
-            self.openings[mode, developer] = self.encode(self.renderer.opening(mode, developer))
-        return self.openings[mode, developer]
+    def _opening(self, *key):
+        if key not in self.openings:
+            self.openings[key] = self.encode(self.renderer.opening(*key))
+        return self.openings[key]
 
     def _turn(self, turn, mode):
-        """Marks cut the text for the tokenizer, so the parts may be encoded apart."""
-        turn = forced(turn, mode)
-        return self.encode(self.renderer.question(turn)), self.encode(self.renderer.reply(turn, mode))
+        """[(ids, whether the model writes them)]. Marks cut the text for the tokenizer: parts may be encoded apart."""
+        turn, r = forced(turn, mode), self.renderer
+        parts = [(r.question(turn), False), (r.reply(turn, mode), True)]
+        if turn.call:
+            parts += [(r.result(turn.call), False), (r.after(turn.call), True)]
+        return [(self.encode(text), said) for text, said in parts] + [(self.newline, False)]
 
-    def conversation(self, rng, length, first=None):
-        """ids, weights (lists). `first`: a turn generator for the first turn; then short turns until full."""
+    def conversation(self, rng, length, turns=()):
+        """ids, weights (lists): the given turns as far as they fit, then drawn ones until full."""
         mode = rng.choices(MODES, MODE_WEIGHTS)[0]
-        ids = list(self._opening(mode, rng.choice(DEVELOPERS)))
-        weights = [OTHER] * len(ids)
+        offered = None if turns else offered_tools(rng)
+        ids = list(self._opening(mode, rng.choice(DEVELOPERS), offered))
+        if len(ids) > 0.65 * length:  # the offered tools would leave no room to call them
+            return self.conversation(rng, length, turns)
+        weights, other = [OTHER] * len(ids), TEXT if turns else OTHER
+        todo = list(turns)
         while True:
-            question, reply = self._turn(first(rng) if first else short_turn(rng), mode)
-            if len(ids) + len(question) + len(reply) + 1 > length:
-                if first:  # a document that came out too long: try a shorter one
-                    continue
+            parts = self._turn(todo.pop(0) if todo else turn_with(rng, offered), mode)
+            if len(ids) + sum(len(p) for p, _ in parts) > length:
                 return ids, weights
-            first = None
-            ids += question + reply + self.newline
-            weights += [OTHER] * len(question) + [1.0] * len(reply) + [OTHER]
+            for part, said in parts:
+                ids += part
+                weights += [1.0 if said else other] * len(part)
+                other = OTHER
+
+    def document(self, rng, length):
+        """A conversation about a text that takes between 45 % and 92 % of `length`."""
+        while True:
+            ids, weights = self.conversation(rng, length, long_turns(rng, int(length * rng.uniform(0.45, 0.92))))
+            if TEXT in weights:  # else the text came out too long
+                return ids, weights
 
     def batch(self, rng, rows, length, long):
+        """One in six long rows is a chat of many short turns, the others are about a text."""
         ids = np.full((rows, length + 1), st.PAD, np.int64)
         weights = np.zeros((rows, length + 1), np.float32)
         for i in range(rows):
-            first = (lambda r: long_turn(r, int(length * r.uniform(0.4, 1.0)))) if long else None
-            a, w = self.conversation(rng, length + 1, first)
+            make = self.document if long and rng.random() < 5 / 6 else self.conversation
+            a, w = make(rng, length + 1)
             ids[i, : len(a)], weights[i, : len(a)] = a, w
         return torch.from_numpy(ids), torch.from_numpy(weights)
 
 
 class Stream(IterableDataset):
-    """Endless batches; every `long_every`-th is long. All hold about `tokens` tokens (long ones a `long_share`)."""
+    """Endless (short batch, long batch), each of `tokens` tokens; the long one's length is drawn."""
 
-    def __init__(self, tokenizer_file, tokens, long_every, long_share=0.375):
-        self.file, self.tokens, self.long_every, self.long_share = tokenizer_file, tokens, long_every, long_share
+    def __init__(self, tokenizer_file, tokens, first=0):
+        self.file, self.tokens, self.first = tokenizer_file, tokens, first
 
     def __iter__(self):
         from tokenizers import Tokenizer
 
         info = torch.utils.data.get_worker_info()
-        worker = info.id if info else 0
-        rng, packer, n = random.Random(TRAIN_SEED + worker), Packer(Tokenizer.from_file(self.file)), worker
+        rng = random.Random(TRAIN_SEED + self.first + (info.id if info else 0))
+        packer = Packer(Tokenizer.from_file(self.file))
         while True:
-            n += 1
-            if n % self.long_every == 0:
-                length = rng.choice(LONG_LENGTHS)
-                yield packer.batch(rng, max(1, int(self.tokens * self.long_share) // length), length, True)
-            else:
-                yield packer.batch(rng, self.tokens // SHORT_LENGTH, SHORT_LENGTH, False)
+            length = rng.choice(LONG_LENGTHS)
+            yield (packer.batch(rng, max(1, self.tokens // SHORT_LENGTH), SHORT_LENGTH, False),
+                   packer.batch(rng, max(1, self.tokens // length), length, True))
 
 
-def loader(tokenizer_file, tokens, long_every, workers):
-    return iter(DataLoader(Stream(tokenizer_file, tokens, long_every), batch_size=None, num_workers=workers,
+def loader(tokenizer_file, tokens, workers, first=0):
+    return iter(DataLoader(Stream(tokenizer_file, tokens, first), batch_size=None, num_workers=workers,
                            prefetch_factor=4 if workers else None, pin_memory=torch.cuda.is_available()))

@@ -7,6 +7,7 @@ from formats import codecs
 
 from . import export, fake_quant
 from .config import NANO, Shape
+from .eagle3 import Draft, DraftShape, shapes
 from .model import Nano, hub_weights, load_hub_weights
 from .untrained import weights
 
@@ -57,9 +58,54 @@ def sparse_equals_causal_when_all_blocks_fit():
     assert all(int(a.blocks[0, :, 99].sum(-1).max()) == 4 for a in model.sparse_attentions())
 
 
+def _draft_step(w, s, token, hidden, at, cache):
+    """One slot of the draft as an engine computes it: appends to `cache`, returns z."""
+    norm = lambda x, name: x / (x.pow(2).mean() + s.eps).sqrt() * w[name + ".weight"]
+    x = torch.cat((norm(w["embed_tokens.weight"][token], "layers.0.input_layernorm"), norm(hidden, "layers.0.hidden_norm")))
+    half = s.head_dim // 2
+    angle = at * s.theta ** (-torch.arange(half) / half)
+
+    def turn(y):
+        a, b = y[..., :half], y[..., half:]
+        return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
+
+    project = lambda name, heads: (w[f"layers.0.self_attn.{name}.weight"] @ x).view(heads, s.head_dim)
+    cache.append((turn(project("k_proj", s.kv_heads)), project("v_proj", s.kv_heads)))
+    group, out = s.heads // s.kv_heads, []
+    for head, q in enumerate(turn(project("q_proj", s.heads))):
+        p = torch.stack([q @ k[head // group] for k, _ in cache]).mul(s.head_dim**-0.5).softmax(0)
+        out.append(sum(share * v[head // group] for share, (_, v) in zip(p, cache)))
+    r = hidden + w["layers.0.self_attn.o_proj.weight"] @ torch.cat(out)
+    n, mlp = norm(r, "layers.0.post_attention_layernorm"), "layers.0.mlp."
+    gate = w[mlp + "gate_proj.weight"] @ n
+    m = w[mlp + "down_proj.weight"] @ (gate * torch.sigmoid(gate) * (w[mlp + "up_proj.weight"] @ n))
+    return norm(r + m, "norm")
+
+
+@torch.no_grad()
+def unrolled_draft_equals_slot_by_slot():
+    s = DraftShape(hidden=32, heads=4, kv_heads=2, head_dim=16, width=48, vocab=50)
+    draft = Draft(s, torch.float32)
+    w = {name: draft.weight(name) * (1 + 0.3 * torch.randn(shape)) for name, shape in shapes(s).items()}
+    for name, value in w.items():
+        draft.weight(name).copy_(value)
+    slots, depths = 11, 3
+    tokens, hidden = torch.randint(0, 50, (1, slots)), torch.randn(1, slots, 32)
+    z = draft.unroll(tokens, hidden, depths)
+    for start in range(slots - depths + 1):
+        cache = []
+        for at in range(start + 1):  # the target's rows
+            state = _draft_step(w, s, tokens[0, at], hidden[0, at], at, cache)
+        for depth in range(depths):
+            assert torch.allclose(state, z[depth][0, start + depth], atol=2e-5), (start, depth)
+            if depth + 1 < depths:
+                at = start + depth + 1
+                state = _draft_step(w, s, tokens[0, at], state, at, cache)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for f in (fake_quantisation_equals_codecs, names_round_trip, quantised_model_equals_its_checkpoint,
+    for f in (unrolled_draft_equals_slot_by_slot, fake_quantisation_equals_codecs, names_round_trip, quantised_model_equals_its_checkpoint,
               sparse_equals_causal_when_all_blocks_fit):
         f()
         print("ok", f.__name__)

@@ -10,6 +10,7 @@ from .chat import Renderer
 from .data.mixture import HELD_OUT_SEED, evaluation_problems
 from .data.retrieval import retrieval
 from .data.smalltalk import smalltalk
+from .data.tools import TOOLSETS, tool_turn
 
 
 @torch.no_grad()
@@ -61,24 +62,39 @@ def score(model, tokenizer, turns, mode, most=96, rows=256):
     return value, exact, texts
 
 
-def report(model, tokenizer, problems=1024, long_count=64):
-    """Prints the table of the model card; returns it as a list of (what, value, exact)."""
+def report(model, tokenizer, problems=1024):
+    """Prints examples and shares; returns the shares as a list of (what, value, exact)."""
     model.eval()
     table, shown, asked = [], [], evaluation_problems(problems)
-    for mode in ("adaptive", "enabled", "disabled"):
-        value, exact, texts = score(model, tokenizer, asked, mode)
-        table.append((f"held-out word problems, {mode}, {problems}", value, exact))
-        shown += list(zip(asked, texts))[:6] if mode != "enabled" else []
+    for mode, count in (("adaptive", problems), ("disabled", problems // 4), ("enabled", problems // 4)):
+        value, exact, texts = score(model, tokenizer, asked[:count], mode)
+        table.append((f"held-out word problems, {mode}, {count}", value, exact))
+        shown += list(zip(asked, texts))[:4] if mode != "enabled" else []
     rng = random.Random(HELD_OUT_SEED)
-    for lines, count, rows in ((8, 2 * long_count, 128), (40, 2 * long_count, 32), (90, long_count, 8), (200, long_count, 8)):
-        turns = [retrieval(rng, lines) for _ in range(count)]
-        tokens = len(tokenizer.encode(turns[0].user).ids)
-        value, exact, texts = score(model, tokenizer, turns, "adaptive", 48, rows)
-        table.append((f"retrieval, about {tokens} tokens, {count}", value, exact))
-    talk = [smalltalk(rng) for _ in range(24)]
+    turns = [retrieval(rng, rng.randint(4, 36)) for _ in range(problems // 8)]
+    value, exact, _ = score(model, tokenizer, turns, "adaptive", 48)
+    table.append((f"retrieval within four blocks, {len(turns)}", value, exact))
+    talk = [smalltalk(rng) for _ in range(8)]
     shown += list(zip(talk, score(model, tokenizer, talk, "adaptive")[2]))
     for turn, text in shown:
         print(f"Q {turn.user}\nA {text}   [{turn.value}]")
+    right = tool_calls(model, tokenizer, rng, problems // 8)
+    table.append((f"tool calls, {problems // 8}", right, right))
     for what, value, exact in table:
-        print(f"{what}: value {value:.3f}, exact {exact:.3f}")
+        print(f"{what}: value {value:.3f}, exact {exact:.3f}", flush=True)
     return table
+
+
+def tool_calls(model, tokenizer, rng, count):
+    """Share of calls, reasoning included, that equal the generator's; the first few are printed."""
+    r, prompts, wanted = Renderer(), [], []
+    for _ in range(count):
+        offered = rng.randrange(len(TOOLSETS))
+        turn = tool_turn(rng, offered)
+        text = r.opening("adaptive", None, offered) + r.question(turn)
+        prompts.append(tokenizer.encode(text, add_special_tokens=False).ids)
+        wanted.append(r.reply(turn, "adaptive").removesuffix("[e~["))
+    got = [tokenizer.decode(ids, skip_special_tokens=False) for ids in generate(model, prompts, 96)]
+    for g, w in list(zip(got, wanted))[:2] + [(g, w) for g, w in zip(got, wanted) if g != w][:3]:
+        print(f"T {g}\n= {w}")
+    return sum(g == w for g, w in zip(got, wanted)) / count

@@ -10,8 +10,9 @@ import random
 import zlib
 
 from .arithmetic import problem
-from .retrieval import retrieval
+from .retrieval import TOKENS_A_LINE, document, retrieval
 from .smalltalk import smalltalk
+from .tools import TOOLSETS, tool_turn
 from .turn import Turn
 
 TRAIN_SEED = 1_000_000  # plus the stream's number, below 1,000,000
@@ -56,5 +57,23 @@ def short_turn(rng) -> Turn:
 
 
 def long_turn(rng, tokens: int) -> Turn:
-    """A retrieval turn of very roughly `tokens` tokens."""
+    """A retrieval turn of very roughly `tokens` tokens. The tokenizer's corpus uses it."""
     return retrieval(rng, max(8, tokens // 12))
+
+
+def offered_tools(rng) -> int | None:
+    """The toolset of a conversation; most offer none."""
+    return rng.randrange(len(TOOLSETS)) if rng.random() < 0.15 else None
+
+
+def turn_with(rng, offered: int | None) -> Turn:
+    """A short turn of a conversation that offers that toolset."""
+    if offered is not None and rng.random() < 0.7:
+        return tool_turn(rng, offered)
+    return short_turn(rng)
+
+
+def long_turns(rng, tokens: int) -> list[Turn]:
+    """A text of about `tokens` tokens, and enough questions about it to fill what the text leaves free."""
+    entries = rng.random() < 0.3
+    return document(rng, max(8, int(tokens / TOKENS_A_LINE[entries])), 14, entries)
