@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "cli/progress.h"
+#include "engine/draft_model.h"
 #include "engine/eval.h"
 #include "engine/model_loader.h"
 #include "engine/native_run.h"
@@ -16,8 +16,8 @@ namespace monolayer::cli {
 namespace {
 
 struct EvalFlags {
-  std::string model, data;
-  std::int64_t limit = 0, misses = 20;
+  std::string model, data, draft;
+  std::int64_t limit = 0, misses = 20, guesses = 3;
   engine::EvalOptions options;
   bool json = false, quiet = false;
   RunFlags run;
@@ -60,6 +60,24 @@ void print(const engine::EvalTask& t) {
                 t.perplexity_interval.high, static_cast<long long>(t.predicted_tokens));
 }
 
+// The target's own token included.
+double tokens_a_step(const engine::SpeculationStats& s) {
+  return 1 + static_cast<double>(s.accepted) / static_cast<double>(s.steps);
+}
+
+nlohmann::json to_json(const engine::SpeculationStats& s, const std::string& draft) {
+  nlohmann::json positions = nlohmann::json::array();
+  for (std::int64_t i = 0; i < s.tokens; ++i)
+    positions.push_back(s.accepted_at[static_cast<std::size_t>(i)]);
+  return {{"draft", draft},
+          {"num_speculative_tokens", s.tokens},
+          {"steps_of_sequences", s.steps},
+          {"guesses", s.guesses},
+          {"accepted", s.accepted},
+          {"accepted_at", positions},
+          {"tokens_per_step", tokens_a_step(s)}};
+}
+
 Status run_eval(const EvalFlags& flags) {
   ML_RETURN_IF_ERROR(flags.run.check());
   ML_RETURN_IF_ERROR(engine::cache_options(flags.run.kv_cache_dtype).status());
@@ -81,13 +99,28 @@ Status run_eval(const EvalFlags& flags) {
   run_options.context_flag = "--rows sequences of --data";
   run_options.path = flags.run.path;
   run_options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
+  std::unique_ptr<engine::OpenDraft> draft;
+  if (!flags.draft.empty()) {
+    ML_ASSIGN_OR_RETURN(draft, engine::open_draft(flags.draft, model->config));
+    run_options.draft_bytes = static_cast<std::int64_t>(draft->checkpoint.file_bytes());
+    run_options.draft_block_bytes = draft->block_bytes(model->config);
+  }
   ML_ASSIGN_OR_RETURN(auto run, engine::NativeRun::load(*model, run_options));
-  engine::NativeModel steps(model->config, run->native(), run->pool(),
-                            [&] { return model->checkpoint.verify_unchanged(); });
+  std::unique_ptr<engine::DraftRun> draft_run;
+  if (draft != nullptr) {
+    engine::SpeculationOptions speculation;
+    speculation.tokens = flags.guesses;
+    ML_ASSIGN_OR_RETURN(draft_run, engine::DraftRun::load(*draft, *model, *run, speculation));
+  }
+  engine::NativeModel steps(model->config, run->native(), run->pool(), [&] {
+    ML_RETURN_IF_ERROR(model->checkpoint.verify_unchanged());
+    return draft == nullptr ? ok_status() : draft->checkpoint.verify_unchanged();
+  });
 
   engine::EvalOptions options = flags.options;
   options.eos_ids = defaults.eos_token_ids;
   options.misses = flags.misses;
+  if (draft_run != nullptr) options.speculator = &draft_run->speculator();
   const bool show = !flags.quiet;
   std::uint64_t shown = 0;
   options.progress = [&shown, show](std::uint64_t done, std::uint64_t total) {
@@ -106,6 +139,10 @@ Status run_eval(const EvalFlags& flags) {
     for (const engine::EvalMiss& miss : report.misses)
       std::printf("miss, line %lld: expected %s\n  got %s\n", static_cast<long long>(miss.line + 1),
                   miss.answer.c_str(), miss.reply.c_str());
+    if (report.speculation.steps > 0)
+      std::printf("speculation: %.3f tokens a step, %lld steps of single sequences\n",
+                  tokens_a_step(report.speculation),
+                  static_cast<long long>(report.speculation.steps));
     std::printf("%lld steps, %.1f s\n", static_cast<long long>(report.steps), report.seconds);
     return ok_status();
   }
@@ -116,20 +153,21 @@ Status run_eval(const EvalFlags& flags) {
                       {"line", miss.line + 1},
                       {"answer", miss.answer},
                       {"reply", miss.reply}});
-  const nlohmann::json out = {{"model", model->folder},
-                              {"data", flags.data},
-                              {"path", flags.run.path},
-                              {"tensor_parallel_size", flags.run.tensor_parallel_size},
-                              {"backend", flags.run.backend},
-                              {"kernel", std::string(run->tiles().name)},
-                              {"threads", run->team().size()},
-                              {"kv_cache_dtype", flags.run.kv_cache_dtype},
-                              {"rows", flags.options.rows},
-                              {"limit", flags.limit},
-                              {"steps", report.steps},
-                              {"seconds", report.seconds},
-                              {"tasks", tasks},
-                              {"misses", misses}};
+  nlohmann::json out = {{"model", model->folder},
+                        {"data", flags.data},
+                        {"path", flags.run.path},
+                        {"tensor_parallel_size", flags.run.tensor_parallel_size},
+                        {"backend", flags.run.backend},
+                        {"kernel", std::string(run->tiles().name)},
+                        {"threads", run->team().size()},
+                        {"kv_cache_dtype", flags.run.kv_cache_dtype},
+                        {"rows", flags.options.rows},
+                        {"limit", flags.limit},
+                        {"steps", report.steps},
+                        {"seconds", report.seconds},
+                        {"tasks", tasks},
+                        {"misses", misses}};
+  if (report.speculation.steps > 0) out["speculation"] = to_json(report.speculation, draft->folder);
   std::printf("%s\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   return ok_status();
 }
@@ -143,6 +181,9 @@ void add_eval(Program& program) {
                               [flags] { return run_eval(*flags); });
   f.folder(app, "--model", flags->model, "Folder or cached name; the embedded model if left out");
   f.file(app, "--data", flags->data, "JSONL file of questions and texts")->required();
+  f.folder(app, "--draft-model", flags->draft, "EAGLE3 draft to speculate with; none if left out");
+  f.integer(app, "--num-speculative-tokens", flags->guesses, 1, m3::kMostDrafts,
+            "Guesses a step, with --draft-model");
   f.integer(app, "--limit", flags->limit, 0, std::int64_t{1} << 40,
             "Lines of each task; 0: all of them");
   f.integer(app, "--rows", flags->options.rows, 1, 4096, "Sequences answered at once");

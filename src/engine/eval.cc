@@ -199,10 +199,13 @@ std::int64_t eval_pool_tokens(const std::vector<EvalItem>& items, std::int64_t r
 Result<EvalReport> run_eval(StepModel& model, const Tokenizer& tokenizer,
                             const std::vector<EvalItem>& items, const EvalOptions& options) {
   if (options.rows < 1) return Status(Code::kInvalidArgument, "rows", "must be at least 1");
+  const std::int64_t guesses = options.speculator == nullptr ? 0 : options.speculator->tokens();
   EngineOptions engine_options;
   engine_options.scheduler.max_sequences = options.rows;
   engine_options.scheduler.max_step_tokens =
-      std::max(options.step_tokens, options.rows + m3::kPageTokens);
+      std::max(options.step_tokens, options.rows * (1 + guesses) + m3::kPageTokens);
+  engine_options.speculator = options.speculator;
+  engine_options.scheduler.speculative_tokens = guesses;
   const auto begin = std::chrono::steady_clock::now();
   Replies replies(items.size());
   ML_ASSIGN_OR_RETURN(auto engine, Engine::start(model, tokenizer, engine_options,
@@ -222,11 +225,12 @@ Result<EvalReport> run_eval(StepModel& model, const Tokenizer& tokenizer,
     const std::size_t done = replies.wait_below(left);
     if (options.progress) options.progress(done, total);
   }
-  const std::int64_t steps = engine->stats().steps;
+  const EngineStats stats = engine->stats();
   engine.reset();
   ML_RETURN_IF_ERROR(replies.error());
   EvalReport report = summarize(items, replies, options);
-  report.steps = steps;
+  report.steps = stats.steps;
+  report.speculation = stats.speculation;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }

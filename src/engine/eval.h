@@ -8,6 +8,7 @@
 
 #include "core/status.h"
 #include "engine/eval_set.h"
+#include "engine/speculation.h"
 #include "engine/step_model.h"
 #include "text/tokenizer.h"
 
@@ -46,6 +47,7 @@ struct EvalReport {
   std::vector<EvalTask> tasks;  // in order of appearance
   std::vector<EvalMiss> misses;
   std::int64_t steps = 0;
+  SpeculationStats speculation;
   double seconds = 0;
 };
 
@@ -53,7 +55,8 @@ struct EvalOptions {
   std::int64_t rows = 16;          // sequences at once
   std::int64_t step_tokens = 512;  // rows of a step with prompts
   std::vector<std::int32_t> eos_ids;
-  std::int64_t misses = 20;  // kept at most
+  Speculator* speculator = nullptr;  // borrowed; null: no speculation. Changes no answer
+  std::int64_t misses = 20;          // kept at most
   std::function<void(std::uint64_t done, std::uint64_t total)> progress;
 };
 
