@@ -80,6 +80,7 @@ __global__ void stream(const uint4* from, std::uint64_t vectors, std::uint32_t* 
 }
 
 struct Bench {
+  bool m3 = true;
   int layers = 57, context = 8192, runs = 15, blocks = 0, shared_limit = 0;
   std::vector<int> rows{1, 2, 4, 8, 16};
   cudaStream_t stream_ = nullptr;
@@ -126,8 +127,8 @@ struct Bench {
   void reset(int n);
   void native(Params q, int stage_only = -1);
   void fused(Params q) {
-    CHECK(cudaMemsetAsync(q.barrier, 0, 4, stream_));
-    CHECK(cuda::launch_fused(q, blocks, stream_));
+    CHECK(cudaMemsetAsync(q.barrier, 0, cuda::kBarrierWords * 4, stream_));
+    CHECK(cuda::launch_fused(q, m3, blocks, stream_));
   }
   cudaGraphExec_t capture(const std::function<void()>& work) {
     cudaGraph_t graph = nullptr;
@@ -214,7 +215,7 @@ void Bench::build() {
     layer.sparse = layer.moe = layer.shared = 1;
     layer.qkv = matrix(Format::kE4M3, 2560, 6144, 8, 1, nullptr);
     layer.o = matrix(Format::kE4M3, 6144, 2048, 2, 1, nullptr);
-    layer.router = cuda::describe_router(Format::kBF16, 128, 6144, 8);
+    layer.router = cuda::describe(Format::kBF16, 128, 6144, cuda::kRouterParts);
     layer.router.data = random(static_cast<std::uint64_t>(cuda::packed_bytes(layer.router)), 2);
     weight_bytes += static_cast<std::uint64_t>(cuda::packed_bytes(layer.router));
     layer.gate_up = matrix(Format::kMXFP4, 1536, 6144, 8, 128, &layer.gate_up_stride);
@@ -249,17 +250,17 @@ void Bench::build() {
   p.middle = allocate<std::uint16_t>(16 * 6144);
   p.projected = allocate<float>(16 * 2560);
   p.q = allocate<std::uint16_t>(16 * 2048);
-  p.index_q = allocate<std::uint16_t>(16 * 128);
   p.score_stride = pages * 8;
   p.scores = allocate<float>(static_cast<std::uint64_t>(16) * p.score_stride);
   p.block_ids = allocate<std::int32_t>(16 * 16);
   p.max_chunks = 16;
   p.partials = allocate<float>(16 * 16 * 16 * 130);
   p.attended = allocate<std::uint16_t>(16 * 2048);
-  p.router = allocate<float>(8 * 16 * 128);
+  p.router = allocate<float>(cuda::kRouterParts * 16 * 128);
   p.mid = allocate<std::uint16_t>(80 * 768);
   p.table = allocate<cuda::Table>(1);
-  p.barrier = allocate<std::uint32_t>(32);
+  p.barrier = allocate<std::uint32_t>(cuda::kBarrierWords);
+  p.carry = allocate<float>(static_cast<std::uint64_t>(blocks) * 16 * 16 * 8);
   p.record = allocate<cuda::Record>(1);
   CHECK(cudaMemset(p.record, 0, sizeof(cuda::Record)));
   p.deadline_ns = 2'000'000'000;
@@ -291,7 +292,7 @@ void Bench::set_step(int n) {
 
 void Bench::divide(int n, int in_flight) {
   const int row = std::max(host_layers[0].qkv.row_bytes, host_layers[0].o.row_bytes);
-  if (!cuda::plan_shared_memory(n, row, 128 * (128 + 16), shared_limit, p)) std::exit(1);
+  if (!cuda::plan_shared_memory(n, row, cuda::attention_bytes(128, true), shared_limit, p)) std::exit(1);
   if (in_flight > 0) p.in_flight = std::min(in_flight, p.slots);
 }
 
@@ -305,9 +306,8 @@ void Bench::native(Params q, int stage_only) {
     q.first_layer = l;
     q.last_layer = l + 1;
     for (int stage = cuda::kQkv; stage <= cuda::kDown; ++stage) {
-      if (stage_only >= 0 && stage != stage_only) continue;
-      if (stage == cuda::kScore && context <= 2048) continue;
-      CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, blocks, stream_));
+      if (stage == cuda::kShared || (stage_only >= 0 && stage != stage_only)) continue;
+      CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, m3, blocks, stream_));
     }
   }
 }
@@ -321,8 +321,8 @@ double Bench::expert_reads(int n) {
     q.first_layer = l;
     q.last_layer = l + 1;
     for (int stage = cuda::kQkv; stage <= cuda::kDown; ++stage) {
-      if (stage == cuda::kScore && context <= 2048) continue;
-      CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, blocks, stream_));
+      if (stage == cuda::kShared) continue;
+      CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, m3, blocks, stream_));
     }
     cuda::Table t;
     CHECK(cudaStreamSynchronize(stream_));
@@ -339,8 +339,8 @@ double median(std::vector<float> values) {
   return values[values.size() / 2];
 }
 
-const char* kNames[] = {"embed",  "qkv",    "heads",   "score", "attend", "merge",
-                        "output", "router", "gate_up", "down",  "head"};
+const char* kNames[] = {"embed",  "qkv",    "heads",   "attend", "merge",
+                        "output", "router", "shared",  "gate_up", "down",  "head"};
 
 }  // namespace
 
@@ -356,6 +356,7 @@ int main(int argc, char** argv) {
     if (arg.rfind("runs=", 0) == 0) b.runs = std::atoi(value.c_str());
     if (arg.rfind("json=", 0) == 0) json_file = value;
     if (arg == "sweep") sweep = true;
+    if (arg == "any") b.m3 = false;
     if (arg.rfind("rows=", 0) == 0) {
       b.rows.clear();
       for (const char* at = value.c_str(); *at != 0;) {
@@ -393,6 +394,10 @@ int main(int argc, char** argv) {
   for (const int n : b.rows) {
     b.set_step(n);
     b.divide(n, 0);
+    if (b.m3 && !cuda::m3_layer(b.p.shape, b.host_layers[0])) {
+      std::fprintf(stderr, "not the layers that the kernels are compiled for\n");
+      return 1;
+    }
     const double experts = b.expert_reads(n);
     const double chunk_bytes = std::min(b.context, 2048) * 256.0;
     const double bytes =
@@ -459,11 +464,11 @@ int main(int argc, char** argv) {
         };
         std::uint32_t previous = at(l - 1, cuda::kDown, 1);
         for (int stage = cuda::kQkv; stage <= cuda::kDown; ++stage) {
-          if (at(l, stage, 1) == 0) continue;
-          const double w = at(l, stage, 0) - previous;
+          if (at(l, stage, 0) == 0 || at(l, stage, 1) == 0) continue;
+          const double w = at(l, stage, 1) - at(l, stage, 0);
           work[stage] += w;
           largest[stage] = std::max(largest[stage], w);
-          waited[stage] += at(l, stage, 1) - at(l, stage, 0);
+          waited[stage] += at(l, stage, 0) - previous;
           previous = at(l, stage, 1);
         }
         total += previous - at(l - 1, cuda::kDown, 1);
@@ -495,7 +500,7 @@ int main(int argc, char** argv) {
     }
     json += "}}";
     if (sweep) {
-      for (const int in_flight : {2, 3, 4, 5, 6, 8, 10}) {
+      for (const int in_flight : {4, 6, 8, 10, 12, 16}) {
         b.divide(n, in_flight);
         if (b.p.in_flight < in_flight) break;
         cudaGraphExec_t graph = b.capture([&] { b.fused(b.p); });

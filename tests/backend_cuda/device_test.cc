@@ -189,7 +189,7 @@ TEST_P(CudaNano, GreedyTokensOfTheCpu) {
                 {.path = GetParam() ? cuda::Path::kMono : cuda::Path::kNative});
   const auto prompt_length = static_cast<std::ptrdiff_t>(nano.input_ids.size() / 2);
   const auto pages = page_table(64 * 128);
-  const auto text = [&](cpu::Native& native, cpu::CachePool& pool) {
+  const auto text = [&](cpu::Native& native, cpu::CachePool& pool, std::vector<float>& gaps) {
     std::vector<std::int32_t> result;
     std::vector<std::int32_t> next(nano.input_ids.begin(), nano.input_ids.begin() + prompt_length);
     std::int64_t at = 0;
@@ -202,13 +202,23 @@ TEST_P(CudaNano, GreedyTokensOfTheCpu) {
       at += static_cast<std::int64_t>(next.size());
       const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
       result.push_back(static_cast<std::int32_t>(best));
+      const float largest = logits[static_cast<std::size_t>(best)];
+      logits[static_cast<std::size_t>(best)] = -1e30F;
+      gaps.push_back(largest - *std::max_element(logits.begin(), logits.end()));
       next.assign(1, static_cast<std::int32_t>(best));
     }
     return result;
   };
-  const auto want = text(*engine.native, *engine.pool);
-  const auto got = text(device.native(), device.pool());
-  EXPECT_EQ(got, want);
+  std::vector<float> want_gaps;
+  std::vector<float> got_gaps;
+  const auto want = text(*engine.native, *engine.pool, want_gaps);
+  const auto got = text(device.native(), device.pool(), got_gaps);
+  ASSERT_EQ(got.size(), want.size());
+  const auto other = std::mismatch(got.begin(), got.end(), want.begin()).first - got.begin();
+  if (other == static_cast<std::ptrdiff_t>(got.size())) return;
+  ADD_FAILURE() << "token " << other << " differs; the CPU's best two are "
+                << want_gaps[static_cast<std::size_t>(other)] << " apart, the device's "
+                << got_gaps[static_cast<std::size_t>(other)];
 }
 INSTANTIATE_TEST_SUITE_P(Paths, CudaNano, testing::Bool());
 

@@ -116,8 +116,7 @@ Result<Matrix> DeviceModel::upload_matrix(const std::vector<const QuantizedMatri
     rows += part->rows;
     add_scales(*part, scales);
   }
-  Matrix m = router ? describe_router(format, rows, first.cols, kParts)
-                    : describe(format, rows, first.cols, kParts);
+  Matrix m = describe(format, rows, first.cols, router ? kRouterParts : kParts);
   std::vector<unsigned char> packed(static_cast<std::size_t>(packed_bytes(m)));
   pack(
       m,

@@ -212,18 +212,20 @@ Status Chain::bind(const cpu::CachePool& cache) {
   ML_RETURN_IF_ERROR(allocate(p.normed, rows * c.hidden_size, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.projected, rows * s.projected, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.q, rows * c.q_width(), "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.index_q, rows * c.index_width(), "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.scores, rows * c.index_heads * p.score_stride, "CUDA scores"));
   ML_RETURN_IF_ERROR(allocate(p.block_ids, rows * c.index_heads * c.topk_blocks, "CUDA scores"));
-  ML_RETURN_IF_ERROR(allocate(p.partials, rows * c.num_heads * p.max_chunks * (c.head_dim + 2),
-                              "CUDA attention partials"));
+  ML_RETURN_IF_ERROR(allocate(
+      p.partials, rows * c.num_kv_heads * p.max_chunks * partial_floats(s.group, s.head_dim),
+      "CUDA attention partials"));
   ML_RETURN_IF_ERROR(allocate(p.attended, rows * c.q_width(), "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.router, 8 * rows * (c.num_experts + 16), "CUDA activations"));
+  ML_RETURN_IF_ERROR(allocate(p.router, kRouterParts * rows * (c.num_experts + 16), "CUDA activations"));
   ML_RETURN_IF_ERROR(
       allocate(p.mid, rows * (c.experts_per_token + 1) * s.mid_width, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.table, 1, "CUDA activations"));
+  ML_RETURN_IF_ERROR(
+      allocate(p.carry, static_cast<std::int64_t>(blocks_) * rows * 16 * 8, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.logits, rows * c.vocab_size, "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.barrier, 32, "CUDA barrier"));
+  ML_RETURN_IF_ERROR(allocate(p.barrier, kBarrierWords, "CUDA barrier"));
   ML_RETURN_IF_ERROR(allocate(p.record, 1, "CUDA barrier"));
   ML_CUDA(cudaMemset(p.record, 0, sizeof(Record)));
   p.deadline_ns = options_.deadline_ns;
@@ -248,9 +250,9 @@ Status Chain::bind(const cpu::CachePool& cache) {
 }
 
 bool Chain::divide_memory(int rows, Params& p) const {
-  const int value_rows = kPageTokens * (p.shape.head_dim * (p.shape.kv_fp8 != 0 ? 1 : 2) + 16);
   return plan_shared_memory(rows, std::max(model_->hidden_row_bytes(), model_->other_row_bytes()),
-                            value_rows, shared_limit_, p);
+                            attention_bytes(p.shape.head_dim, p.shape.kv_fp8 != 0), shared_limit_,
+                            p);
 }
 
 void Chain::fill_step(std::int64_t first, std::int64_t rows, bool all_logits) {
@@ -297,9 +299,8 @@ Status Chain::launch_layer(Params p, int layer) {
   p.last_layer = layer + 1;
   const Layer& l = layers_[static_cast<std::size_t>(layer)];
   for (int stage = kQkv; stage <= kDown; ++stage) {
-    if (stage == kScore && l.sparse == 0) continue;
-    if (stage == kRouter && l.moe == 0) continue;
-    ML_CUDA(launch_stage(static_cast<Stage>(stage), p, blocks_, stream_));
+    if (stage == kShared || (stage == kRouter && l.moe == 0)) continue;
+    ML_CUDA(launch_stage(static_cast<Stage>(stage), p, m3_layer(p.shape, l), blocks_, stream_));
   }
   return {};
 }
@@ -307,14 +308,16 @@ Status Chain::launch_layer(Params p, int layer) {
 Status Chain::launch_fused_run(Params p, int first, int last) {
   p.first_layer = first;
   p.last_layer = last;
-  ML_CUDA(cudaMemsetAsync(p.barrier, 0, sizeof(std::uint32_t), stream_));
-  ML_CUDA(launch_fused(p, blocks_, stream_));
+  ML_CUDA(cudaMemsetAsync(p.barrier, 0, kBarrierWords * sizeof(std::uint32_t), stream_));
+  const bool m3 = std::all_of(layers_.begin() + first, layers_.begin() + last,
+                              [&](const Layer& l) { return m3_layer(p.shape, l); });
+  ML_CUDA(launch_fused(p, m3, blocks_, stream_));
   return {};
 }
 
 // Everything between the upload of the step and the logits.
 Status Chain::launch(const Params& p) {
-  ML_CUDA(launch_stage(kEmbed, p, blocks_, stream_));
+  ML_CUDA(launch_stage(kEmbed, p, false, blocks_, stream_));
   const auto count = static_cast<int>(layers_.size());
   const auto fusible = [&](int i) {
     const Layer& l = layers_[static_cast<std::size_t>(i)];
@@ -330,7 +333,7 @@ Status Chain::launch(const Params& p) {
       ML_RETURN_IF_ERROR(launch_layer(p, i++));
     }
   }
-  ML_CUDA(launch_stage(kHead, p, blocks_, stream_));
+  ML_CUDA(launch_stage(kHead, p, false, blocks_, stream_));
   return {};
 }
 
@@ -347,7 +350,7 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
       sink.hidden(layer, s.position[r], row);
     }
   };
-  ML_CUDA(launch_stage(kEmbed, p, blocks_, stream_));
+  ML_CUDA(launch_stage(kEmbed, p, false, blocks_, stream_));
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     ML_ASSIGN_OR_RETURN(const auto entering, download(p.hidden, s.rows * hidden));
     show(layer, entering);
@@ -378,7 +381,7 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
                    {table[0].chosen[r], static_cast<std::size_t>(config_.experts_per_token)}, {});
     }
   }
-  ML_CUDA(launch_stage(kHead, p, blocks_, stream_));
+  ML_CUDA(launch_stage(kHead, p, false, blocks_, stream_));
   ML_ASSIGN_OR_RETURN(const auto normed, download(p.normed, s.rows * hidden));
   show(config_.num_layers, normed);
   return {};

@@ -139,7 +139,7 @@ void pack_tile(Format format, const TileSource& in, int plane, unsigned char* ou
   }
 }
 
-Matrix sizes(Format format, std::int64_t rows, std::int64_t cols, int parts, bool router) {
+Matrix sizes(Format format, std::int64_t rows, std::int64_t cols, int parts) {
   Matrix m;
   m.format = format;
   m.row_groups = static_cast<std::int32_t>((rows + 15) / 16);
@@ -150,18 +150,14 @@ Matrix sizes(Format format, std::int64_t rows, std::int64_t cols, int parts, boo
   const int columns = tile_columns(format);
   const auto tiles = static_cast<int>((widest + columns - 1) / columns);
   m.part_cols = tiles * columns;
+  m.tiles = tiles * planes(format);
   m.tile_bytes = tile_bytes(format);
-  if (router) {
-    m.chunks = 1;
-    m.steps = tiles * planes(format);
-  } else {
-    m.steps = m.tile_bytes > 600 ? 2 : 4;
-    while (tiles % m.steps != 0) --m.steps;
-    m.chunks = tiles / m.steps;
-  }
-  m.group_bytes = static_cast<std::int64_t>(m.parts) * m.chunks * m.steps * m.tile_bytes;
-  while (1 << m.log_parts < parts) ++m.log_parts;
-  m.piece = m.parts * m.steps * m.tile_bytes;
+  m.chunk_tiles = m.tile_bytes > 600 ? 6 : 12;
+  m.span = 1;
+  while (m.span < parts && 2 * m.span * m.tiles <= m.chunk_tiles) m.span *= 2;
+  m.chunks = (m.span * m.tiles + m.chunk_tiles - 1) / m.chunk_tiles;
+  while (m.span << m.log_items < parts) ++m.log_items;
+  m.group_bytes = static_cast<std::int64_t>(m.parts) * m.tiles * m.tile_bytes;
   const int bytes = m.parts * m.part_cols * 2;
   m.row_bytes = bytes % 128 == 64 ? bytes : bytes + 64;
   return m;
@@ -187,15 +183,11 @@ Result<Format> pack_format(const QuantizedMatrix& matrix) {
 }
 
 Matrix describe(Format format, std::int64_t rows, std::int64_t cols, int parts) {
-  return sizes(format, rows, cols, parts, false);
-}
-
-Matrix describe_router(Format format, std::int64_t rows, std::int64_t cols, int parts) {
-  return sizes(format, rows, cols, parts, true);
+  return sizes(format, rows, cols, parts);
 }
 
 void pack(const Matrix& m, const std::function<StoredRow(std::int64_t)>& row, unsigned char* out) {
-  const int tiles_a_part = m.chunks * m.steps / planes(m.format);
+  const int tiles_a_part = m.tiles / planes(m.format);
   for (std::int64_t group = 0; group < m.row_groups; ++group) {
     StoredRow rows[16];
     for (int i = 0; i < 16; ++i) rows[i] = row(group * 16 + i);
@@ -206,9 +198,7 @@ void pack(const Matrix& m, const std::function<StoredRow(std::int64_t)>& row, un
       for (int tile = 0; tile < tiles_a_part; ++tile) {
         const TileSource in{rows, begin + tile * tile_columns(m.format), end};
         for (int plane = 0; plane < planes(m.format); ++plane) {
-          const int at = tile * planes(m.format) + plane;
-          const std::int64_t place =
-              (static_cast<std::int64_t>(at / m.steps) * m.parts + part) * m.steps + at % m.steps;
+          const std::int64_t place = part * m.tiles + tile * planes(m.format) + plane;
           pack_tile(m.format, in, plane, to + place * m.tile_bytes);
         }
       }

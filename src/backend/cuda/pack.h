@@ -1,8 +1,8 @@
-// Repacking of stored matrices into the kernels' layout, version 1.
+// Repacking of stored matrices into the kernels' layout, version 2.
 //
 // Rows in groups of 16, K in `parts` (the fixed eighths, or as many as one rank holds) at whole
 // units of 32 columns, each part padded to whole tiles; a tile is what one warp takes with one or
-// two 16-byte loads a lane. Inside a row group: chunk, part, step, tile. Lane l of a tile holds
+// two 16-byte loads a lane. Inside a row group: part, tile. Lane l of a tile holds
 // rows l / 4 and l / 4 + 8, columns 8 (l % 4) up to 8 (l % 4) + 7 of each 32, in the bit order that
 // device/decode.cuh undoes.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace monolayer::cuda {
 
-inline constexpr int kLayoutVersion = 1;
+inline constexpr int kLayoutVersion = 2;
 
 // A stored row; null data: zeros (padding to whole row groups).
 struct StoredRow {
@@ -31,8 +31,6 @@ Result<Format> pack_format(const QuantizedMatrix& matrix);
 
 // Sizes of a packed matrix of `rows` x `cols`; the pointers stay null.
 Matrix describe(Format format, std::int64_t rows, std::int64_t cols, int parts);
-// The same for a router: tiles of one (row group, part) item one after the other.
-Matrix describe_router(Format format, std::int64_t rows, std::int64_t cols, int parts);
 // Bytes of a packed matrix.
 inline std::int64_t packed_bytes(const Matrix& m) { return m.group_bytes * m.row_groups; }
 

@@ -8,15 +8,16 @@ namespace monolayer::cuda {
 
 inline constexpr int kMaxRows = 16;  // rows of one step of the kernels
 inline constexpr int kColumns = 8;   // activation columns of one pass over a matrix
-inline constexpr int kWarps = 8;     // that compute; one more feeds them
+inline constexpr int kWarps = 16;    // that compute; one more feeds them
 inline constexpr int kThreads = kWarps * 32;
 inline constexpr int kMaxExperts = 128;
 inline constexpr int kMaxChosen = 8;  // experts of a row
 inline constexpr int kMaxHidden = 6144;
 inline constexpr int kMaxRotary = 128;
 inline constexpr int kMaxTopBlocks = 32;
-inline constexpr int kSlotBytes = 8 * 4 * 544;  // a slot of the ring: eight warps' share of a chunk
-inline constexpr int kRouterChunk = 16;         // tiles of a router chunk
+inline constexpr int kSlotBytes = 12 * 544;  // a slot of the ring: one copy
+inline constexpr int kRouterParts = 16;      // of a router's K
+
 inline constexpr int kPageTokens = 128;
 
 enum class Format : std::int32_t {
@@ -26,8 +27,8 @@ enum class Format : std::int32_t {
   kMXFP4,  // 16 x 64, 512 bytes and 32 of E8M0 scales
 };
 
-// A repacked matrix (layout version 1, backend/cuda/pack.h): row groups of 16 rows; inside a group
-// chunks, inside a chunk the `parts` of K, inside a part `steps` tiles.
+// A repacked matrix (layout version 2, backend/cuda/pack.h): row groups of 16 rows; inside a group
+// the `parts` of K one after the other, inside a part its tiles in order.
 struct Matrix {
   const unsigned char* data = nullptr;
   const float* row_scale = nullptr;  // [16 * row_groups], E4M3 only
@@ -36,11 +37,14 @@ struct Matrix {
   std::int32_t cols = 0;       // of K, unpadded
   std::int32_t parts = 0;      // fixed eighths of K held here: 8, or fewer on one rank of a group
   std::int32_t part_cols = 0;  // padded columns of a part
-  std::int32_t chunks = 0, steps = 0, tile_bytes = 0;
+  std::int32_t tiles = 0;      // of a part, all planes
+  std::int32_t tile_bytes = 0;
+  std::int32_t chunk_tiles = 0;  // tiles of one copy into the ring
+  std::int32_t span = 0;         // parts of one item of work; above 1 only if they fit one copy
+  std::int32_t chunks = 0;       // copies of an item
+  std::int32_t log_items = 0;    // items of a row group: parts / span
+  std::int32_t row_bytes = 0;    // of a staged activation row: its parts padded, and a bank shift
   std::int64_t group_bytes = 0;  // of one row group
-  std::int32_t log_parts = 0;
-  std::int32_t piece = 0;      // bytes of one chunk of one row group
-  std::int32_t row_bytes = 0;  // of a staged activation row: its parts padded, and a bank shift
 };
 
 struct Layer {
@@ -81,7 +85,8 @@ struct Step : StepRows {
   float rope[kMaxRows][kMaxRotary];  // cosines, then sines
 };
 
-// The experts of a step's rows. Slots are (row, expert) pairs, passes up to 8 slots of one expert.
+// The experts of a step's rows. Slots are (row, expert) pairs: the routed ones by ascending expert,
+// then the shared expert's. Passes are up to 8 slots of one expert, the shared expert's come first.
 struct Table {
   std::int32_t shared_passes, passes, slots;
   std::int16_t expert[kMaxRows * (kMaxChosen + 1)];  // of a pass; -1: shared expert or dense MLP
@@ -89,7 +94,8 @@ struct Table {
   std::int16_t count[kMaxRows * (kMaxChosen + 1)];
   std::int32_t slot_row[kMaxRows * (kMaxChosen + 1)];
   float slot_weight[kMaxRows * (kMaxChosen + 1)];
-  std::int32_t chosen[kMaxRows][kMaxChosen];  // ascending
+  std::int32_t chosen[kMaxRows][kMaxChosen];   // ascending
+  std::int32_t slot_of[kMaxRows][kMaxChosen];  // of each choice
 };
 
 // What the first wait that gave up saw.
@@ -100,17 +106,34 @@ struct Record {
 enum Stage : int {
   kEmbed,
   kQkv,
-  kHeads,
-  kScore,
+  kHeads,  // and index scores
   kAttend,
   kMerge,
   kOutput,
   kRouter,
+  kShared,  // part of kGateUp's launch; a stage of its own in the fused kernel
   kGateUp,
   kDown,
   kHead,
   kStages
 };
+
+inline constexpr int kBarrierStride = 32;  // words
+inline constexpr int kBarrierWords = kStages * kBarrierStride;
+
+// Of a chunk of one KV head: group x head_dim values, group maxima, group sums; whole vectors.
+inline constexpr int partial_floats(int group, int head_dim) {
+  return (group * (head_dim + 2) + 3) / 4 * 4;
+}
+
+// Scratch of a chunk of attention in shared memory: a page of values, then the rest.
+inline constexpr int value_row_bytes(int head_dim, bool fp8) {
+  return head_dim * (fp8 ? 1 : 2) + 16;
+}
+inline constexpr int kAttentionScratch = 16 * (132 * 4 + 136 * 2 + 136 * 2);
+inline constexpr int attention_bytes(int head_dim, bool fp8) {
+  return kPageTokens * value_row_bytes(head_dim, fp8) + kAttentionScratch;
+}
 
 struct Params {
   Shape shape;
@@ -125,25 +148,28 @@ struct Params {
   std::uint16_t *hidden, *middle;  // [rows, hidden], residual stream before and after attention
   std::uint16_t* normed;           // [rows, hidden], after the final norm
   float* projected;                // [rows, projected]
-  std::uint16_t* q;                // [rows, heads, head_dim]
-  std::uint16_t* index_q;          // [rows, index_heads, index_dim]
+  std::uint16_t* q;                // [rows, heads, head_dim], scaled as products take them
   float* scores;                   // [rows, index_heads, score_stride], one per 16 keys
   std::int32_t* block_ids;         // [rows, index_heads, topk]
-  float* partials;                 // [rows, kv_heads, max_chunks, group, head_dim + 2]
-  std::uint16_t* attended;         // [rows, heads * head_dim]
+  float* partials;                 // [rows, kv_heads, max_chunks, partial_floats()]
+  std::uint16_t* attended;         // [rows, heads * head_dim], scaled
   float* router;                   // [parts, rows, 16 * row groups]
-  std::uint16_t* mid;              // [slots, mid_width]
+  std::uint16_t* mid;              // [slots, mid_width], scaled
   Table* table;
+  float* carry;            // [blocks, 16 rows, 16, parts]: a block's own, between batches of down
   float* logits;  // [logit_rows, vocab]
   std::int32_t score_stride, max_chunks;
 
   std::int32_t first_layer, last_layer;  // of a run
   std::int32_t x_bytes, slots, in_flight;
-  std::uint32_t* barrier;  // counter, zero at launch
+  std::int32_t red_columns;  // columns kept of a sum: 2, 4 or 8
+  std::int32_t red_entries;  // sums of (row group, part) that meet at once
+  std::int32_t round;        // items of a round: a power of two, at most a warp each and a slot each
+  std::uint32_t* barrier;    // kBarrierWords, zero at launch: arrivals of each stage, one a line
   Record* record;
   std::uint64_t deadline_ns;
   std::int32_t stall_block;  // tests: this block never arrives; -1: none
-  std::uint32_t* stamps;     // [layers of the run, stages, 2, blocks] SM clocks, or null
+  std::uint32_t* stamps;     // [layers of the run, stages, 2, blocks] SM clocks at start and end, or null
 };
 
 }  // namespace monolayer::cuda

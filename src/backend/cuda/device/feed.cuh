@@ -1,155 +1,145 @@
-// The feeding warp: one lane copies weights into the ring in the order the other warps use them,
-// as far ahead as the ring is deep and as addresses are known, with a cap on the bytes in flight.
+// The feeding warp copies weights into the ring in the order the other warps use them, as far ahead
+// as the ring is deep and as addresses are known, with a cap on the bytes in flight. A lane has an
+// item of a round: addresses are computed side by side, and copies leave four at a time, each when
+// its slot is free and the copy `cap` places earlier has landed.
 #pragma once
 
-#include "backend/cuda/device/context.cuh"
+#include "backend/cuda/device/units.cuh"
 
-namespace monolayer::cuda {
+namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 struct Feed {
-  const Params& p;
-  Shared& s;
-  unsigned char* ring;
-  int block, blocks;
   int slot = 0;
   std::uint32_t phase = 0;
-  int oldest = 0;  // in flight
-  std::uint32_t oldest_phase = 0;
-  int in_flight = 0;
+  int issued = 0;  // as far as the cap matters
   std::uint32_t routed_phase = 0;
   bool alive = true;
-
-  __device__ void retire() {
-    while (!mbarrier_try(&s.full[oldest], oldest_phase)) {
-    }
-    next_slot(p.slots, oldest, oldest_phase);
-    --in_flight;
-  }
-  // A free slot that expects `bytes`.
-  __device__ unsigned char* acquire(int bytes) {
-    if (in_flight >= p.in_flight) retire();
-    while (!mbarrier_try(&s.empty[slot], phase ^ 1)) {
-      if (s.abort == 0) continue;
-      alive = false;
-      return nullptr;
-    }
-    mbarrier_expect(&s.full[slot], static_cast<std::uint32_t>(bytes));
-    return ring + slot * kSlotBytes;
-  }
-  __device__ void release() {
-    next_slot(p.slots, slot, phase);
-    ++in_flight;
-  }
-
-  // Row groups [group, group + count) of one matrix, chunk by chunk.
-  __device__ void wave(const Matrix& m, const unsigned char* data, int group, int count) {
-    const int piece = m.piece;
-    const unsigned char* from = data + group * m.group_bytes;
-    for (int chunk = 0; chunk < m.chunks && alive; ++chunk) {
-      unsigned char* to = acquire(count * piece);
-      if (to == nullptr) return;
-      for (int i = 0; i < count; ++i) {
-        bulk_copy(to + i * piece,
-                  from + i * m.group_bytes + static_cast<std::int64_t>(chunk) * piece,
-                  static_cast<std::uint32_t>(piece), &s.full[slot]);
-      }
-      release();
-    }
-  }
-  __device__ void share(const Matrix& m, int rows) {
-    const Share mine(m.row_groups, block, blocks);
-    const int step = wave_groups(m);
-    for (int pass = 0; pass < passes(rows); ++pass) {
-      for (int g = mine.begin; g < mine.end; g += step) wave(m, m.data, g, min(step, mine.end - g));
-    }
-  }
-  // Items of a router: (part, row group), each a run of tiles.
-  __device__ void router(const Matrix& m, int rows) {
-    const int tiles = m.chunks * m.steps;
-    const std::int64_t item_bytes = static_cast<std::int64_t>(tiles) * m.tile_bytes;
-    const Share mine(m.row_groups * m.parts, block, blocks);
-    for (int pass = 0; pass < passes(rows); ++pass) {
-      for (int item = mine.begin; item < mine.end; ++item) {
-        for (int tile = 0; tile < tiles && alive; tile += kRouterChunk) {
-          const int bytes = min(kRouterChunk, tiles - tile) * m.tile_bytes;
-          unsigned char* to = acquire(bytes);
-          if (to == nullptr) return;
-          bulk_copy(to, m.data + item * item_bytes + static_cast<std::int64_t>(tile) * m.tile_bytes,
-                    static_cast<std::uint32_t>(bytes), &s.full[slot]);
-          release();
-        }
-      }
-    }
-  }
-  // Until the table of this layer's experts is there.
-  __device__ void wait_routed() {
-    while (alive && !mbarrier_try(&s.routed, routed_phase)) {
-      if (s.abort != 0) alive = false;
-    }
-    routed_phase ^= 1;
-  }
-  __device__ void gate_up(const Layer& layer, int rows) {
-    if (layer.shared_gate_up.row_groups > 0) {
-      for (int pass = 0; pass < passes(rows); ++pass) {
-        for (int g = block; g < layer.shared_gate_up.row_groups; g += blocks) {
-          wave(layer.shared_gate_up, layer.shared_gate_up.data, g, 1);
-        }
-      }
-    }
-    wait_routed();
-    if (!alive || layer.moe == 0) return;
-    const Matrix& m = layer.gate_up;
-    const Table& t = s.table;
-    const int first = layer.shared_gate_up.row_groups;
-    const int total = (t.passes - t.shared_passes) * m.row_groups;
-    for_units(total, first, rows, [&](int unit) {
-      const int pass = t.shared_passes + unit / m.row_groups;
-      wave(m, m.data + t.expert[pass] * layer.gate_up_stride, unit % m.row_groups, 1);
-    });
-  }
-  __device__ void down(const Layer& layer) {
-    const Table& t = s.table;
-    const Matrix& shape = layer.moe != 0 ? layer.down : layer.shared_down;
-    const Share mine(shape.row_groups, block, blocks);
-    const int step = wave_groups(shape);
-    for (int g = mine.begin; g < mine.end; g += step) {
-      const int count = min(step, mine.end - g);
-      for (int i = 0; i < t.passes; ++i) {
-        const int pass = down_pass(t, i);
-        if (t.expert[pass] < 0) {
-          wave(layer.shared_down, layer.shared_down.data, g, count);
-        } else {
-          wave(layer.down, layer.down.data + t.expert[pass] * layer.down_stride, g, count);
-        }
-      }
-    }
-  }
-  // Copies in flight must land before the block may end.
-  __device__ void drain() {
-    while (in_flight > 0) retire();
-  }
-
-  // Units of this block: dealt out one by one while all rows' activations fit in shared memory,
-  // else contiguous, so that a block serves few experts.
-  template <typename F>
-  __device__ void for_units(int total, int offset, int rows, F&& f) const {
-    for_units_of(total, offset, rows, block, blocks, f);
-  }
-  template <typename F>
-  __device__ static void for_units_of(int total, int offset, int rows, int block, int blocks,
-                                      F&& f) {
-    const bool dealt = rows <= kColumns;
-    const Share mine(total, block, blocks);
-    const int begin = dealt ? (block + blocks - offset % blocks) % blocks : mine.begin;
-    const int end = dealt ? total : mine.end;
-#pragma unroll 1
-    for (int unit = begin; unit < end; unit += dealt ? blocks : 1) f(unit);
-  }
-  // Down adds routed experts by ascending id, then the shared one; passes hold the shared first.
-  __device__ static int down_pass(const Table& t, int i) {
-    const int routed = t.passes - t.shared_passes;
-    return i < routed ? t.shared_passes + i : i - routed;
-  }
 };
 
-}  // namespace monolayer::cuda
+__device__ __forceinline__ void wait_landed(Shared& s, int slot, std::uint32_t phase, int back) {
+  slot -= back;
+  if (slot < 0) {
+    slot += s.params.slots;
+    phase ^= 1;
+  }
+  while (!mbarrier_try(&s.full[slot], phase)) {
+  }
+}
+
+// Copies a run, in rounds of one item a warp; within a round copy by copy of all items. `stride`:
+// from one expert to the next, 0 for a matrix that is not one of several. All lanes.
+__device__ __noinline__ void feed_run(Feed& feed, const Run& run, std::int64_t stride) {
+  constexpr int kTogether = 4;
+  Shared& s = shared();
+  const Matrix& m = run.m;
+  Feed f = feed;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const int slots = s.params.slots;
+  const int cap = s.params.in_flight;  // at least kTogether
+  const int round = s.params.round;
+  const int tiles = m.span * m.tiles;
+  const int item_bytes = tiles * m.tile_bytes;
+  const int chunk_bytes = m.chunk_tiles * m.tile_bytes;
+  const int log_items = run.log_items;
+  const int items = run.units << log_items;
+  const int batch = run.batch > 0 ? run.batch << log_items : items;
+  int batch_end = min(batch, items);
+#pragma unroll 1
+  for (int base = 0; base < items && f.alive;) {
+    const int n = min(round, batch_end - base);
+    const int item = base + min(lane, n - 1);
+    const Run::Place at = run.place(item >> log_items);
+    const unsigned char* from =
+        m.data + at.group * run.unit_bytes + (item & ((1 << log_items) - 1)) * item_bytes;
+    if (stride != 0) from += s.table.expert[at.pass] * stride;
+#pragma unroll 1
+    for (int offset = 0; offset < item_bytes; offset += chunk_bytes) {
+      const auto bytes = static_cast<std::uint32_t>(min(chunk_bytes, item_bytes - offset));
+#pragma unroll 1
+      for (int first = 0; first < n && f.alive; first += kTogether) {
+        const int count = min(kTogether, n - first);
+        const int own = lane - first;
+        bool dead = false;
+        bool sent = false;
+        int slot = f.slot + max(own, 0);
+        std::uint32_t phase = f.phase;
+        wrap_slot(slots, slot, phase);
+        if (own >= 0 && own < count) {
+          if (f.issued + own >= cap) wait_landed(s, slot, phase, cap);
+          while (!mbarrier_try(&s.empty[slot], phase ^ 1)) {
+            dead = s.abort != 0;
+            if (dead) break;
+          }
+          sent = !dead;
+          if (sent) {
+            mbarrier_expect(&s.full[slot], bytes);
+            bulk_copy(memory + kFixedBytes + slot * kSlotBytes, from + offset, bytes,
+                      &s.full[slot]);
+          }
+        }
+        f.alive = !__any_sync(0xFFFFFFFFU, dead);
+        if (!f.alive) {
+          if (sent) wait_landed(s, slot, phase, 0);
+          break;
+        }
+        f.slot += count;
+        wrap_slot(slots, f.slot, f.phase);
+        f.issued = min(f.issued + count, kMaxSlots);
+      }
+    }
+    base += n;
+    if (base == batch_end) batch_end = min(batch_end + batch, items);
+  }
+  feed = f;
+}
+
+__device__ __noinline__ void feed_share(Feed& f, const Matrix& m, int rows) {
+#pragma unroll 1
+  for (int pass = 0; pass < passes(rows) && f.alive; ++pass) {
+    feed_run(f, share_of(m, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)), 0);
+  }
+}
+__device__ __forceinline__ void feed_router(Feed& f, const Matrix& m, int rows) {
+#pragma unroll 1
+  for (int pass = 0; pass < passes(rows) && f.alive; ++pass) {
+    feed_run(f, items_of(m, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)), 0);
+  }
+}
+
+// Until the table of this layer's experts is there.
+__device__ __forceinline__ void wait_routed(Feed& f) {
+  Shared& s = shared();
+  bool dead = false;
+  while (f.alive && !dead && !mbarrier_try(&s.routed, f.routed_phase)) dead = s.abort != 0;
+  f.alive = f.alive && !__any_sync(0xFFFFFFFFU, dead);
+  f.routed_phase ^= 1;
+}
+
+__device__ __noinline__ void feed_gate_up(Feed& f, const Matrix& m, int first, int end, int offset,
+                                          int rows, std::int64_t stride) {
+  gate_up_runs(m, first, end, offset, rows, static_cast<int>(blockIdx.x),
+               static_cast<int>(gridDim.x), [&](const Run& run) {
+                 if (f.alive) feed_run(f, run, stride);
+               });
+}
+__device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
+  const Shared& s = shared();
+  down_batches(s.params, layer, s.table, static_cast<int>(blockIdx.x),
+               static_cast<int>(gridDim.x), [&](const DownBatch& batch) {
+#pragma unroll 1
+                 for (int part = 0; part < 2; ++part) {
+                   const Run run = batch.run(layer, s.table, part);
+                   if (run.units > 0 && f.alive)
+                     feed_run(f, run, part == 0 ? layer.down_stride : 0);
+                 }
+               });
+}
+
+// Copies in flight must land before the block may end.
+__device__ __forceinline__ void drain(const Feed& f) {
+  Shared& s = shared();
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  if (lane < min(f.issued, s.params.in_flight)) wait_landed(s, f.slot, f.phase, lane + 1);
+}
+
+}  // namespace monolayer::cuda::MONOLAYER_KERNELS

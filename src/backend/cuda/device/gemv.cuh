@@ -1,14 +1,15 @@
 // Matrix times up to eight activation columns: the inner loop of every projection.
 //
-// Warp w of a wave takes part w % parts of row group w / parts. Its sum is one chain over the tiles
-// of that part in ascending order (MXFP4: per group of 32 columns a product sum, then one fma with
-// the group's scale), so a column's bits depend on nothing but its own values. Parts are added in
-// the fixed tree by whoever reads them.
+// An item is one row group and one part of K (or a few short parts): one warp takes it out of the
+// ring, so warps never wait for each other inside a product. A part's sum is a chain over its tiles
+// in ascending order for MXFP4 (per group of 32 columns a product sum, then one fma with the
+// group's scale) and for BF16, and is two chains for FP8, the halves of each tile. So a column's bits
+// depend on nothing but its own values. Parts are added in the fixed tree by whoever reads them.
 #pragma once
 
-#include "backend/cuda/device/context.cuh"
+#include "backend/cuda/device/units.cuh"
 
-namespace monolayer::cuda {
+namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 // Byte offset of column c where parts are padded.
 __device__ __noinline__ int padded_offset(int cols, int parts, int part_cols, int c) {
@@ -23,11 +24,13 @@ struct Layout {
   int cols, parts, part_cols, row_bytes;
   __device__ explicit Layout(const Matrix& m)
       : cols(m.cols), parts(m.parts), part_cols(m.part_cols), row_bytes(m.row_bytes) {}
-  __device__ bool padded() const { return parts * part_cols != cols; }
+  __device__ bool padded() const { return !kM3 && parts * part_cols != cols; }
   // Byte offset of column c, a multiple of 8.
   __device__ int at(int c) const {
     return padded() ? padded_offset(cols, parts, part_cols, c) : c * 2;
   }
+  // Equal for layouts that put the columns of one width at the same places.
+  __device__ int id() const { return padded() ? parts << 16 | part_cols : 0; }
 };
 
 template <typename T>
@@ -35,210 +38,271 @@ __device__ __forceinline__ T load_shared(int offset) {
   return *reinterpret_cast<const T*>(memory + offset);
 }
 
-// One chunk: STEPS tiles of this warp's part; offsets into shared memory, `stride` from one group
-// of 32 columns to the next. The slot is given back before the arithmetic.
-template <Format F, int STEPS>
-__device__ __forceinline__ void chunk_product(int tile, int x, int stride, int lane,
-                                              std::uint32_t empty, bool active, float (&acc)[4]) {
-  constexpr int kLoads = F == Format::kBF16 ? 2 : 1;
-  constexpr int kTile = F == Format::kMXFP4 ? 544 : 512 * kLoads;
-  constexpr int kGroups = F == Format::kMXFP4 ? 2 : 1;
-  uint4 w[STEPS * kLoads];
-  std::uint32_t scales[STEPS];
-  if (active) {
-#pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-#pragma unroll
-      for (int l = 0; l < kLoads; ++l) {
-        w[s * kLoads + l] = load_shared<uint4>(tile + s * kTile + l * 512 + lane * 16);
-      }
-      if (F == Format::kMXFP4) {
-        scales[s] = load_shared<std::uint32_t>(tile + s * kTile + 512 + (lane >> 2) * 4);
-      }
-    }
+// What a lane needs of one tile, fetched one tile ahead of its use.
+struct TileMXFP4 {
+  uint4 w, b0, b1;
+  std::uint32_t scales;
+
+  // `tile`, `scale`: offsets in shared memory of this lane's part; activations at `x`, `stride` bytes
+  // from one 32 columns to the next: 64, or 0 for a column without a row.
+  __device__ __forceinline__ void fetch(int tile, int scale, int x, int stride) {
+    w = load_shared<uint4>(tile);
+    scales = load_shared<std::uint32_t>(scale);
+    b0 = load_shared<uint4>(x);
+    b1 = load_shared<uint4>(x + stride);
   }
-  __syncwarp();
-  if (lane == 0) mbarrier_arrive(empty);
-  if (!active) return;
-  uint4 b[STEPS * kGroups];
+  __device__ __forceinline__ void add(float (&acc)[4]) const {
+    float f[4];
+    decode_scales(scales, f);
 #pragma unroll
-  for (int i = 0; i < STEPS * kGroups; ++i) b[i] = load_shared<uint4>(x + i * stride);
-#pragma unroll
-  for (int i = 0; i < STEPS * kGroups; ++i) {
-    const int s = i / kGroups;
-    if constexpr (F == Format::kMXFP4) {
-      const bool second = i % 2 != 0;
-      float f[4];
-      decode_scales(scales[s], f);
+    for (int g = 0; g < 2; ++g) {
       std::uint32_t a0[4];
       std::uint32_t a1[4];
-      decode_e2m1(second ? w[s].z : w[s].x, a0);
-      decode_e2m1(second ? w[s].w : w[s].y, a1);
+      decode_e2m1(g != 0 ? w.z : w.x, a0);
+      decode_e2m1(g != 0 ? w.w : w.y, a1);
+      const uint4 b = g != 0 ? b1 : b0;
       float q[4] = {};
-      mma(q, a0[0], a0[1], a0[2], a0[3], b[i].x, b[i].y);
-      mma(q, a1[0], a1[1], a1[2], a1[3], b[i].z, b[i].w);
-      const float low = second ? f[1] : f[0];
-      const float high = second ? f[3] : f[2];
-      acc[0] = fmaf(low, q[0], acc[0]);
-      acc[1] = fmaf(low, q[1], acc[1]);
-      acc[2] = fmaf(high, q[2], acc[2]);
-      acc[3] = fmaf(high, q[3], acc[3]);
-    } else if constexpr (F == Format::kE4M3) {
-      std::uint32_t a[8];
-      decode_e4m3(w[s].x, a[0], a[2]);
-      decode_e4m3(w[s].y, a[1], a[3]);
-      decode_e4m3(w[s].z, a[4], a[6]);
-      decode_e4m3(w[s].w, a[5], a[7]);
-      mma(acc, a[0], a[1], a[2], a[3], b[i].x, b[i].y);
-      mma(acc, a[4], a[5], a[6], a[7], b[i].z, b[i].w);
-    } else {
-      const uint4 v0 = w[s * 2];
-      const uint4 v1 = w[s * 2 + 1];
-      mma(acc, v0.x, v0.y, v0.z, v0.w, b[i].x, b[i].y);
-      mma(acc, v1.x, v1.y, v1.z, v1.w, b[i].z, b[i].w);
+      mma(q, a0[0], a0[1], a0[2], a0[3], b.x, b.y);
+      mma(q, a1[0], a1[1], a1[2], a1[3], b.z, b.w);
+      acc[0] = fmaf(f[g], q[0], acc[0]);
+      acc[1] = fmaf(f[g], q[1], acc[1]);
+      acc[2] = fmaf(f[2 + g], q[2], acc[2]);
+      acc[3] = fmaf(f[2 + g], q[3], acc[3]);
     }
+  }
+};
+struct TileE4M3 {
+  uint4 w, b;
+
+  __device__ __forceinline__ void fetch(int tile, int x) {
+    w = load_shared<uint4>(tile);
+    b = load_shared<uint4>(x);
+  }
+  __device__ __forceinline__ void add(float (&acc)[2][4]) const {
+    std::uint32_t a[8];
+    decode_e4m3(w.x, a[0], a[2]);
+    decode_e4m3(w.y, a[1], a[3]);
+    decode_e4m3(w.z, a[4], a[6]);
+    decode_e4m3(w.w, a[5], a[7]);
+    mma(acc[0], a[0], a[1], a[2], a[3], b.x, b.y);
+    mma(acc[1], a[4], a[5], a[6], a[7], b.z, b.w);
+  }
+};
+
+// n tiles, one after the other, the next one fetched before the last is used.
+__device__ __forceinline__ void tiles_mxfp4(int tile, int scale, int x, int stride, int n,
+                                            float (&acc)[4]) {
+  TileMXFP4 even;
+  TileMXFP4 odd;
+  even.fetch(tile, scale, x, stride);
+#pragma unroll 1
+  for (; n > 1; n -= 2) {
+    odd.fetch(tile + 544, scale + 544, x + 2 * stride, stride);
+    even.add(acc);
+    tile += 2 * 544;
+    scale += 2 * 544;
+    x += 4 * stride;
+    if (n > 2) even.fetch(tile, scale, x, stride);
+    odd.add(acc);
+  }
+  if (n > 0) even.add(acc);
+}
+__device__ __forceinline__ void tiles_e4m3(int tile, int x, int stride, int n,
+                                           float (&acc)[2][4]) {
+  TileE4M3 pair[2];
+  TileE4M3 next[2];
+  const auto fetch = [&](TileE4M3(&to)[2]) {
+    to[0].fetch(tile, x);
+    to[1].fetch(tile + 512, x + stride);
+    tile += 1024;
+    x += 2 * stride;
+  };
+  fetch(pair);
+#pragma unroll 1
+  for (; n > 3; n -= 4) {
+    fetch(next);
+    pair[0].add(acc);
+    pair[1].add(acc);
+    if (n > 4) fetch(pair);
+    next[0].add(acc);
+    next[1].add(acc);
+  }
+  // What is left of four; fetched behind the last tile, a tile is not used.
+  if (n > 0) pair[0].add(acc);
+  if (n > 1) pair[1].add(acc);
+  if (n > 2) {
+    pair[0].fetch(tile, x);
+    pair[0].add(acc);
+  }
+}
+// `planes` tiles of the same columns follow each other.
+__device__ __forceinline__ void tiles_bf16(int tile, int x, int stride, int n, int planes,
+                                           float (&acc)[4]) {
+#pragma unroll 2
+  for (int i = 0; i < n; ++i) {
+    const uint4 w0 = load_shared<uint4>(tile + i * 1024);
+    const uint4 w1 = load_shared<uint4>(tile + i * 1024 + 512);
+    const int at = planes == 1 ? i : i * 43 >> 7;  // a third, below 64
+    const uint4 v = load_shared<uint4>(x + at * stride);
+    mma(acc, w0.x, w0.y, w0.z, w0.w, v.x, v.y);
+    mma(acc, w1.x, w1.y, w1.z, w1.w, v.z, v.w);
   }
 }
 
-template <Format F, int STEPS>
-__device__ __forceinline__ void wave_chunks(const Matrix& m, int groups, int x, bool on, int slot,
-                                            std::uint32_t phase, float (&acc)[4]) {
+// Where this lane's column is staged: offset in shared memory of its first 16 bytes, stride.
+struct Column {
+  int offset, stride;
+};
+
+// Sums of one part: rows lane/4 and lane/4 + 8 of its group, columns 2 (lane % 4) and one more.
+// Copies of the item are `step` slots apart; `sub` is the part's number within the item.
+template <int FORMAT>
+__device__ __forceinline__ float4 product(const Matrix& m, Column x, int slot, std::uint32_t phase,
+                                       int step, int sub) {
   Shared& s = shared();
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const int warp = static_cast<int>(threadIdx.x) >> 5;
+  const Format format = FORMAT == kAnyFormat ? m.format : static_cast<Format>(FORMAT);
   const int slots = s.params.slots;
-  const int chunks = m.chunks;
-  const bool active = warp >> m.log_parts < groups;
-  const int ring = kFixedBytes + warp * STEPS * m.tile_bytes;
-  const std::uint32_t full = shared_address(s.full);
-  const std::uint32_t empty = shared_address(s.empty);
-  constexpr int kGroupsAChunk = (F == Format::kMXFP4 ? 2 : 1) * STEPS;
-  const int stride = on ? 64 : 0;
-  x = on ? x + (warp & (m.parts - 1)) * m.part_cols * 2
-         : static_cast<int>(reinterpret_cast<unsigned char*>(s.zero) - memory);
-  for (int chunk = 0; chunk < chunks; ++chunk, x += kGroupsAChunk * stride) {
-    while (!mbarrier_try(full + slot * 8, phase)) {
-      if (s.abort != 0) return;
+  const int chunk_tiles = m.chunk_tiles;
+  const bool last = sub + 1 == m.span;
+  const int planes = format == Format::kF32 ? 3 : 1;
+  const int tile_bytes = m.tile_bytes;
+  float fp4[4] = {};
+  float acc[2][4] = {};
+  int left = m.tiles;
+  int tile = kFixedBytes + sub * left * tile_bytes + lane * 16;
+  while (true) {
+    const std::uint32_t full = shared_address(&s.full[slot]);
+    while (!mbarrier_try(full, phase)) {
+      if (s.abort != 0) break;  // nothing is used any more, but lanes stay together
     }
-    chunk_product<F, STEPS>(ring + slot * kSlotBytes, x, stride, lane, empty + slot * 8, active,
-                            acc);
-    next_slot(slots, slot, phase);
+    const int n = min(left, chunk_tiles);
+    const int at = tile + slot * kSlotBytes;
+    if (format == Format::kMXFP4) {
+      tiles_mxfp4(at, at + 512 - lane * 16 + (lane >> 2) * 4, x.offset, x.stride, n, fp4);
+      x.offset += 2 * n * x.stride;
+    } else if (format == Format::kE4M3) {
+      tiles_e4m3(at, x.offset, x.stride, n, acc);
+      x.offset += n * x.stride;
+    } else {
+      tiles_bf16(at, x.offset, x.stride, n, planes, acc[0]);
+      x.offset += n / planes * x.stride;
+    }
+    left -= n;
+    __syncwarp();
+    if (last && lane == 0) mbarrier_arrive(&s.empty[slot]);
+    if (left == 0) break;
+    slot += step;
+    wrap_slot(slots, slot, phase);
   }
+  if (format == Format::kMXFP4) {
+    return {fp4[0] * kPostE2M1, fp4[1] * kPostE2M1, fp4[2] * kPostE2M1, fp4[3] * kPostE2M1};
+  }
+  const float post = format == Format::kE4M3 ? kPostE4M3 : kPostBF16;
+  const auto sum = [&](int i) {
+    return (acc[0][i] + acc[1][i]) * post;
+  };
+  return {sum(0), sum(1), sum(2), sum(3)};
 }
 
-// Power of two that undoes the decoders' and the activations' scaling.
-__device__ __forceinline__ float post_factor(Format format) {
-  switch (format) {
-    case Format::kE4M3:
-      return kPostE4M3;
-    case Format::kMXFP4:
-      return kPostE2M1;
-    default:
-      return kPostBF16;
-  }
-}
-
-// Sums of this warp's part: rows lane/4 and lane/4 + 8 of its group, columns 2 (lane % 4) and one
-// more; `x` is the staged row of column lane/4 plus 16 (lane % 4) bytes, `on` whether it has one.
-__device__ __noinline__ float4 wave_product_at(const Matrix& m, int groups, int x, bool on,
-                                               int slot, std::uint32_t phase) {
-  float acc[4] = {};
-#define ML_STEPS(F, N)                                     \
-  case N:                                                  \
-    wave_chunks<F, N>(m, groups, x, on, slot, phase, acc); \
-    break
-  switch (m.format) {
-    case Format::kE4M3:
-      switch (m.steps) {
-        ML_STEPS(Format::kE4M3, 1);
-        ML_STEPS(Format::kE4M3, 2);
-        ML_STEPS(Format::kE4M3, 3);
-        ML_STEPS(Format::kE4M3, 4);
+// Units [begin, begin + units) of a run (one batch of it, or all), an item a warp in turn.
+// x_of(unit): the column this lane reads, at part 0; store(unit, part, sums).
+template <int FORMAT, typename X, typename S>
+__device__ __forceinline__ void item_products(Context& c, const Run& run, int begin, int units,
+                                              X&& x_of, S&& store) {
+  const Matrix& m = run.m;
+  const int items = units << run.log_items;
+  const int mask = (1 << run.log_items) - 1;
+  const int round = c.p.round;
+  const int mine = c.warp < round ? (c.warp - c.turn) & (round - 1) : kWarps;
+#pragma unroll 1
+  for (int base = 0; base < items; base += round) {
+    const int n = min(round, items - base);
+    if (mine < n) {
+      int slot = c.slot + mine;
+      std::uint32_t phase = c.phase;
+      wrap_slot(c.slots, slot, phase);
+      const int item = base + mine;
+      const int unit = begin + (item >> run.log_items);
+      const Column x = x_of(unit);
+      const int span = m.span;
+#pragma unroll 1
+      for (int k = 0; k < span; ++k) {
+        const int part = (item & mask) * span + k;
+        store(unit, part,
+              product<FORMAT>(m, {x.offset + (x.stride != 0 ? part * m.part_cols * 2 : 0), x.stride}, slot,
+                      phase, n, k));
       }
-      break;
-    case Format::kMXFP4:
-      switch (m.steps) {
-        ML_STEPS(Format::kMXFP4, 1);
-        ML_STEPS(Format::kMXFP4, 2);
-        ML_STEPS(Format::kMXFP4, 3);
-        ML_STEPS(Format::kMXFP4, 4);
-      }
-      break;
-    default:
-      switch (m.steps) {
-        ML_STEPS(Format::kBF16, 1);
-        ML_STEPS(Format::kBF16, 2);
-      }
+    }
+    c.slot += n * m.chunks;
+    wrap_slot(c.slots, c.slot, c.phase);
   }
-#undef ML_STEPS
-  const float post = post_factor(m.format);
-  return {acc[0] * post, acc[1] * post, acc[2] * post, acc[3] * post};
+  c.turn = (c.turn + items) & (round - 1);
 }
 
-__device__ __forceinline__ float4 wave_product(Context& c, const Matrix& m, int groups, int x,
-                                               bool on) {
-  const float4 acc = wave_product_at(m, groups, x, on, c.slot, c.phase);
-  c.slot += m.chunks;
-  while (c.slot >= c.slots) {
-    c.slot -= c.slots;
-    c.phase ^= 1;
-  }
-  return acc;
+// This lane's column: staged row `row`, if `on`.
+__device__ __forceinline__ Column column(const Context& c, int row_bytes, int row, bool on) {
+  if (!on) return {static_cast<int>(c.s.zero - memory), 0};
+  return {static_cast<int>(c.x - memory) + row * row_bytes + (c.lane & 3) * 16, 64};
 }
 
-// Adds parts in the fixed tree: ((0+1)+(2+3))+((4+5)+(6+7)), or the subtree a rank holds.
-template <typename F>
-__device__ __forceinline__ float add_parts(int parts, F&& part) {
-  switch (parts) {
-    case 1:
-      return part(0);
-    case 2:
-      return part(0) + part(1);
-    case 4:
-      return (part(0) + part(1)) + (part(2) + part(3));
-    default:
-      return ((part(0) + part(1)) + (part(2) + part(3))) +
-             ((part(4) + part(5)) + (part(6) + part(7)));
-  }
+// Sums kept until all parts are there: half c.half, entry, row, column.
+__device__ __forceinline__ float* red_half(const Context& c) {
+  return c.red + c.half * (c.p.red_entries * 16 * c.p.red_columns);
+}
+__device__ __forceinline__ void keep_sums(const Context& c, float* red, int entry, float4 v) {
+  const int width = c.p.red_columns;
+  const int at = 2 * (c.lane & 3);
+  if (at >= width) return;
+  float* to = red + (entry * 16 + (c.lane >> 2)) * width + at;
+  *reinterpret_cast<float2*>(to) = {v.x, v.y};
+  *reinterpret_cast<float2*>(to + 8 * width) = {v.z, v.w};
 }
 
-// Sums of the wave in shared memory, visible to all warps afterwards.
-__device__ __forceinline__ const float* publish(Context& c, float4 acc) {
-  auto* red = reinterpret_cast<float4*>(c.s.scratch) + c.turn * kWarps * 32;
-  c.turn ^= 1;
-  red[c.warp * 32 + c.lane] = acc;
-  sync(c);
-  return reinterpret_cast<const float*>(red);
-}
-// Row i (0..15) of group g, column n: its parts' sum.
-__device__ __forceinline__ float wave_sum(const float* red, int parts, int g, int i, int n) {
-  const int at = ((i & 7) * 4 + n / 2) * 4 + (i >> 3) * 2 + (n & 1);
-  return add_parts(parts, [&](int part) { return red[(g * parts + part) * 128 + at]; });
-}
-
-// Offset in shared memory of this lane's part of a staged row.
-__device__ __forceinline__ int column(const Context& c, const Layout& layout, int row) {
-  return static_cast<int>(c.x - memory) + row * layout.row_bytes + (c.lane & 3) * 16;
+// Adds parts that consecutive lanes hold in the fixed tree: ((0+1)+(2+3))+((4+5)+(6+7)), or the
+// subtree a rank holds. All lanes of the warp.
+__device__ __forceinline__ float add_parts(int parts, float v) {
+#pragma unroll 1
+  for (int d = 1; d < parts; d <<= 1) v += __shfl_xor_sync(0xFFFFFFFFU, v, d);
+  return v;
 }
 
 // y(row group, row in group, column, sum) for this block's share of the matrix, columns staged in
 // rows 0..columns-1.
-template <typename F>
+template <int FORMAT, typename F>
 __device__ __forceinline__ void share_product(Context& c, const Matrix& m, int columns, F&& y) {
-  const Layout layout(m);
-  const int n = c.lane >> 2;
-  const Share mine(m.row_groups, c.block, c.blocks);
-  const int step = wave_groups(m);
-  for (int g = mine.begin; g < mine.end; g += step) {
-    const int count = min(step, mine.end - g);
-    const float4 acc = wave_product(c, m, count, column(c, layout, n), n < columns);
-    const float* red = publish(c, acc);
-    for (int i = c.thread; i < count * 128; i += kThreads) {
-      const int at = i & 127;
-      if ((at & 7) >= columns) continue;
-      y(g + i / 128, at >> 3, at & 7, wave_sum(red, m.parts, i / 128, at >> 3, at & 7));
+  const int parts = m.parts;
+  const int own = c.lane >> 2;
+  const Run run = share_of(m, c.block, c.blocks);
+  const int width = c.p.red_columns;
+  const int log_parts = 31 - __clz(parts);
+  const int log_width = 31 - __clz(width);
+  const Column x = column(c, m.row_bytes, own, own < columns);
+#pragma unroll 1
+  for (int first = 0; first < run.units; first += run.batch) {
+    const int count = min(run.batch, run.units - first);
+    float* red = red_half(c);
+    item_products<FORMAT>(
+        c, run, first, count, [&](int) { return x; },
+        [&](int unit, int part, float4 v) {
+          keep_sums(c, red, (unit - first) * parts + part, v);
+        });
+    sync(c);
+    c.half ^= 1;
+    const int total = count * 16 * width * parts;
+#pragma unroll 1
+    for (int i = c.thread; (i & ~31) < total; i += kThreads) {
+      const int part = i & (parts - 1);
+      const int at = i >> log_parts;
+      const int column_of = at & (width - 1);
+      const int row = at >> log_width & 15;
+      const int group = at >> log_width >> 4;
+      const bool there = i < total && column_of < columns;
+      const float sum = add_parts(
+          parts, there ? red[((group * parts + part) * 16 + row) * width + column_of] : 0.0F);
+      if (there && part == 0) y(run.begin + first + group, row, column_of, sum);
     }
   }
 }
 
-}  // namespace monolayer::cuda
+}  // namespace monolayer::cuda::MONOLAYER_KERNELS

@@ -56,6 +56,15 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, std::uint3
       : "memory");
 }
 
+// Sixteen bytes past the first-level cache into shared memory, without a register.
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 // Hand-offs between blocks.
 __device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* p) {
   std::uint32_t v = 0;

@@ -4,7 +4,7 @@
 #include "backend/cpu/tiles_exp.h"
 #include "backend/cuda/device/gemv.cuh"
 
-namespace monolayer::cuda {
+namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 // The exponential of docs/numerics.md.
 __device__ __forceinline__ float exponential(float x) {
@@ -67,40 +67,26 @@ __device__ __forceinline__ uint4 scale_by_norm(uint4 v, uint4 w, float factor) {
 }
 
 // Normalises rows row_of(0..n-1) of `from` [*, hidden] into staged rows 0..n-1. The sum of squares:
-// thread t takes columns 8 t + 2048 k in ascending order, then lanes in halves, then the eight
-// warps in the fixed tree. `out`, if given, takes the unscaled rows too. One row after the other,
-// the next one's loads in flight: code that is run once a layer costs more to fetch than to
-// execute.
+// thread t takes columns 8 t + 4096 k in ascending order, then lanes in halves, then the sixteen
+// warps in the fixed tree. `out`, if given, takes the unscaled rows too. All rows are fetched at
+// once; a thread works on nothing but what it fetched, so only the sums need a barrier.
 struct Rows {
   int first;
   const std::int32_t* list;  // null: rows first, first + 1, ...
   __device__ int operator()(int i) const { return list != nullptr ? list[first + i] : first + i; }
 };
-__device__ __noinline__ void stage_norm_at(const Matrix& m, const std::uint16_t* from,
-                                           const std::uint16_t* weight, int n, int first_row,
-                                           const std::int32_t* list, std::uint16_t* out, int turn) {
-  constexpr int kVectors = kMaxHidden / (kThreads * 8);
+__device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* from,
+                                        const std::uint16_t* weight, int n, Rows row_of,
+                                        std::uint16_t* out) {
+  constexpr int kVectors = (kMaxHidden + kThreads * 8 - 1) / (kThreads * 8);
   const Layout layout(m);
-  const Rows row_of{first_row, list};
   Shared& s = shared();
   unsigned char* x = memory + kFixedBytes + s.params.slots * kSlotBytes;
   const int thread = static_cast<int>(threadIdx.x);
-  const int hidden = s.params.shape.hidden;
+  const int hidden = hidden_of(s.params.shape);
   const int vectors = hidden / 8;
-  uint4 next[kVectors];
   uint4 w[kVectors];
   int place[kVectors];
-  const auto load = [&](int r) {
-    const auto* row =
-        reinterpret_cast<const uint4*>(from) + static_cast<std::int64_t>(row_of(r)) * vectors;
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      const int at = thread + k * kThreads;
-      next[k] = {0, 0, 0, 0};
-      if (at < vectors) next[k] = load_l2(row + at);
-    }
-  };
-  load(0);
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     const int at = thread + k * kThreads;
@@ -110,54 +96,72 @@ __device__ __noinline__ void stage_norm_at(const Matrix& m, const std::uint16_t*
   sync();  // whoever still reads x
   clear_rows(x, layout, n);
 #pragma unroll 1
-  for (int r = 0; r < n; ++r, turn ^= 1) {
-    uint4 v[kVectors];
+  for (int r = 0; r < n; ++r) {
+    const auto* row =
+        reinterpret_cast<const uint4*>(from) + static_cast<std::int64_t>(row_of(r)) * vectors;
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      if (place[k] >= 0) copy_async(x + r * layout.row_bytes + place[k], row + thread + k * kThreads);
+    }
+  }
+  wait_copies();
+#pragma unroll 1
+  for (int r = 0; r < n; ++r) {
     float sum = 0;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      v[k] = next[k];
-      sum = squares(v[k], sum);
+      if (place[k] < 0) continue;
+      sum = squares(*reinterpret_cast<const uint4*>(x + r * layout.row_bytes + place[k]), sum);
     }
-    if (r + 1 < n) load(r + 1);
     sum = warp_sum(sum);
-    float* parts = s.sums[turn];
-    if (thread % 32 == 0) parts[thread / 32] = sum;
-    sync();
-    const float total = add_parts(kWarps, [&](int i) { return parts[i]; });
-    const float factor = __fdiv_rn(
-        1.0F, __fsqrt_rn(__fdiv_rn(total, static_cast<float>(hidden)) + s.params.shape.eps));
+    if (thread % 32 == 0) s.sums[r][thread / 32] = sum;
+  }
+  sync();
+  if (thread / 32 < n) {
+    float total = s.sums[thread / 32][thread % kWarps];
+#pragma unroll
+    for (int d = 1; d < kWarps; d <<= 1) total += __shfl_xor_sync(0xFFFFFFFFU, total, d);
+    if (thread % 32 == 0) {
+      // Rows are staged scaled by a power of two, which commutes with every rounding.
+      s.factor[thread / 32] =
+          __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(total, static_cast<float>(hidden)) +
+                                     s.params.shape.eps)) *
+          kActivationScale;
+    }
+  }
+  sync();
+#pragma unroll 1
+  for (int r = 0; r < n; ++r) {
+    const float factor = s.factor[r];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (place[k] < 0) continue;
-      const uint4 y = scale_by_norm(v[k], w[k], factor);
-      *reinterpret_cast<uint4*>(x + place[k] + r * layout.row_bytes) = scale_up(y);
+      auto* at = reinterpret_cast<uint4*>(x + r * layout.row_bytes + place[k]);
+      const uint4 y = scale_by_norm(*at, w[k], factor);
+      *at = y;
       if (out != nullptr) {
         reinterpret_cast<uint4*>(
-            out)[static_cast<std::int64_t>(row_of(r)) * vectors + thread + k * kThreads] = y;
+            out)[static_cast<std::int64_t>(row_of(r)) * vectors + thread + k * kThreads] =
+            scale_down(y);
       }
     }
   }
   sync();
 }
-__device__ __forceinline__ void stage_norm(Context& c, const Matrix& m, const std::uint16_t* from,
-                                           const std::uint16_t* weight, int n, const Rows& rows,
-                                           std::uint16_t* out) {
-  stage_norm_at(m, from, weight, n, rows.first, rows.list, out, c.norm_turn);
-  c.norm_turn ^= n & 1;
-}
 
-// Copies BF16 rows at(0..n-1), layout.cols values each, into staged rows first..first+n-1. The
-// caller synchronises around it.
+// Copies rows at(0..n-1), layout.cols values each, stored scaled as they are staged, into staged rows
+// first..first+n-1 of row_bytes. The caller waits for the copies and synchronises around it.
 template <typename A>
-__device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int first, int n,
-                                           A&& at) {
+__device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int row_bytes,
+                                           int first, int n, A&& at) {
   const int vectors = layout.cols / 8;
+  const std::uint32_t magic = divider(vectors);
+#pragma unroll 1
   for (int i = c.thread; i < n * vectors; i += kThreads) {
-    const int row = i / vectors;
-    const int vector = i % vectors;
-    *reinterpret_cast<uint4*>(c.x + (first + row) * layout.row_bytes + layout.at(vector * 8)) =
-        scale_up(load_l2(at(row) + vector * 8));
+    const int row = static_cast<int>(__umulhi(static_cast<std::uint32_t>(i), magic));
+    const int vector = i - row * vectors;
+    copy_async(c.x + (first + row) * row_bytes + layout.at(vector * 8), at(row) + vector * 8);
   }
 }
 
-}  // namespace monolayer::cuda
+}  // namespace monolayer::cuda::MONOLAYER_KERNELS

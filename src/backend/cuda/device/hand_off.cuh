@@ -1,0 +1,82 @@
+// Hand-offs between blocks of the fused kernel: every stage has a counter of the blocks that have
+// finished it. Counters only grow, a layer adds the same number each time.
+#pragma once
+
+#include "backend/cuda/device/context.cuh"
+
+namespace monolayer::cuda::MONOLAYER_KERNELS {
+
+// Blocks that do some of a stage's work, in every layer of a run.
+__device__ __forceinline__ int arrivals(int stage) {
+  const Shared& s = shared();
+  const Shape& shape = s.params.shape;
+  int units = static_cast<int>(gridDim.x);
+  if (stage == kAttend) units = s.step.rows * shape.kv_heads * s.step.max_chunks[1];
+  if (stage == kMerge) units = s.step.rows * shape.heads;
+  if (stage == kRouter) {
+    const Matrix& m = s.layers[0].router;
+    units = m.row_groups << m.log_items;
+  }
+  return min(units, static_cast<int>(gridDim.x));
+}
+
+__device__ __forceinline__ void stamp(int layer, int stage, int which) {
+  const Params& p = shared().params;
+  if (p.stamps == nullptr) return;
+  p.stamps[(((layer - p.first_layer) * kStages + stage) * 2 + which) *
+               static_cast<int>(gridDim.x) +
+           static_cast<int>(blockIdx.x)] = static_cast<std::uint32_t>(clock64());
+}
+
+// This block's part of `stage` is done and visible to whoever waits for it.
+__device__ __noinline__ void arrive(int layer, int stage) {
+  const Shared& s = shared();
+  sync();
+  if (threadIdx.x != 0 || s.abort != 0) return;
+  stamp(layer, stage, 1);
+  if (static_cast<int>(blockIdx.x) == s.params.stall_block) return;
+  add_release(s.params.barrier + stage * kBarrierStride, 1);
+}
+
+// Until all blocks have finished `stage` of `layer`, before this block begins `next`. Thread 0 polls
+// with a deadline; the first block that gives up leaves a record, which makes all others give up.
+// False if this one did.
+__device__ __noinline__ bool wait_for(int layer, int stage, int next) {
+  Shared& s = shared();
+  const Params& p = s.params;
+  if (threadIdx.x == 0 && s.abort == 0) {
+    const auto target =
+        static_cast<std::uint32_t>(arrivals(stage) * (layer + 1 - p.first_layer));
+    const std::uint32_t* counter = p.barrier + stage * kBarrierStride;
+    std::uint64_t start = 0;
+    std::uint32_t seen = 0;
+    for (std::uint32_t polls = 1; (seen = load_acquire(counter)) < target; ++polls) {
+      if (polls % 256 != 0) continue;
+      if (load_relaxed(&p.record->set) != 0) {
+        s.abort = 1;
+        break;
+      }
+      const std::uint64_t now = global_timer();
+      if (start == 0) start = now;
+      if (now - start < p.deadline_ns) continue;
+      if (atomicCAS(&p.record->set, 0U, 1U) == 0U) {
+        p.record->block = blockIdx.x;
+        p.record->layer = static_cast<std::uint32_t>(layer);
+        p.record->stage = static_cast<std::uint32_t>(stage);
+        p.record->expected = target;
+        p.record->seen = seen;
+      }
+      s.abort = 1;
+      break;
+    }
+    stamp(next == kQkv ? layer + 1 : layer, next, 0);
+  }
+  // A new layer: what the last one left for this one is in the other half.
+  if (next == kQkv && layer >= p.first_layer && threadIdx.x % 32 == 0) {
+    s.state[threadIdx.x / 32].current ^= 1;
+  }
+  sync();
+  return s.abort == 0;
+}
+
+}  // namespace monolayer::cuda::MONOLAYER_KERNELS

@@ -1,0 +1,235 @@
+// Heads, caches and index scores of one layer: everything between the projections and the choice
+// of blocks, in one stage.
+#pragma once
+
+#include "backend/cuda/device/rows.cuh"
+
+namespace monolayer::cuda::MONOLAYER_KERNELS {
+
+__device__ __forceinline__ const std::int32_t* table_of(const Params& p, const StepRows& step,
+                                                        int row) {
+  return p.pages + static_cast<std::int64_t>(step.table[row]) * p.table_stride;
+}
+
+// One head of one row by one warp: norm, rotation, the one rounding; queries to memory, index
+// queries to shared memory, keys and values to the caches. Order of heads: q, k, v, index q, index k.
+__device__ __noinline__ void finish_head(const Layer& layer, int row, int head,
+                                         std::uint16_t* index_query) {
+  const Params& p = shared().params;
+  const Shape& s = p.shape;
+  const StepRows& step = shared().step;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const std::uint16_t* norm = nullptr;
+  int dim = head_dim_of(s);
+  int from = 0;
+  std::uint16_t* query = nullptr;
+  unsigned char* entry = nullptr;
+  bool fp8 = kv_fp8_of(s) != 0;
+  float scale = 1;
+  const int position = step.position[row];
+  const std::int64_t page = table_of(p, step, row)[position / kPageTokens];
+  const int slot = position % kPageTokens;
+  if (head < s.heads) {
+    norm = layer.q_norm;
+    from = s.q_at + head * dim;
+    query = p.q + (static_cast<std::int64_t>(row) * s.heads + head) * dim;
+  } else if ((head -= s.heads) < 2 * s.kv_heads) {
+    const bool value = head >= s.kv_heads;
+    if (value) head -= s.kv_heads;
+    norm = value ? nullptr : layer.k_norm;
+    from = (value ? s.v_at : s.k_at) + head * dim;
+    scale = value ? s.v_scale : s.k_scale;
+    entry = (value ? layer.v_cache : layer.k_cache) +
+            ((page * s.kv_heads + head) * kPageTokens + slot) * dim * (fp8 ? 1 : 2);
+  } else {
+    head -= 2 * s.kv_heads;
+    dim = index_dim_of(s);
+    if (head < s.index_heads) {
+      norm = layer.index_q_norm;
+      from = s.index_q_at + head * dim;
+      query = index_query;
+    } else {
+      norm = layer.index_k_norm;
+      from = s.index_k_at;
+      scale = s.index_scale;
+      fp8 = index_fp8_of(s) != 0;
+      entry = layer.index_cache + (page * kPageTokens + slot) * dim * (fp8 ? 1 : 2);
+    }
+  }
+  const float* x = p.projected + static_cast<std::int64_t>(row) * s.projected + from;
+  float v[4];
+  float w[4];
+  float cosine[4] = {1, 1, 1, 1};
+  float sine[4] = {};
+  const int half = rotary_of(s) / 2;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int d = lane + 32 * i;
+    v[i] = d < dim ? load_l2(x + d) : 0.0F;
+    w[i] = norm != nullptr && d < dim
+               ? __uint_as_float(static_cast<std::uint32_t>(__ldg(norm + d)) << 16)
+               : 0.0F;
+    if (norm != nullptr && d < 2 * half) {
+      const float* rope = p.step->rope[row];
+      cosine[i] = __ldg(rope + (d < half ? d : d - half));
+      sine[i] = __ldg(rope + half + (d < half ? d : d - half));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum = fmaf(v[i], v[i], sum);
+  if (norm != nullptr) {
+    sum = warp_sum(sum);
+    const float factor =
+        __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(sum, static_cast<float>(dim)) + s.eps));
+    // Pairs lie `half` columns apart, in whatever lane: through shared memory.
+    float* y = sums_of(p) + threadIdx.x / 32 * 128;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) y[lane + 32 * i] = (v[i] * factor) * (1.0F + w[i]);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int d = lane + 32 * i;
+      v[i] = y[d];
+      if (d < half) {
+        v[i] = y[d] * cosine[i] - y[d + half] * sine[i];
+      } else if (d < 2 * half) {
+        v[i] = y[d] * cosine[i] + y[d - half] * sine[i];
+      }
+    }
+    __syncwarp();
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int d = lane + 32 * i;
+    if (d >= dim) continue;
+    const bf16 rounded = __float2bfloat16_rn(v[i]);
+    if (query != nullptr) {
+      query[d] = scaled_bf16(v[i]);
+    } else if (fp8) {
+      entry[d] = __nv_cvt_float_to_fp8(__fdiv_rn(__bfloat162float(rounded), scale), __NV_SATFINITE,
+                                       __NV_E4M3);
+    } else {
+      reinterpret_cast<std::uint16_t*>(entry)[d] = __bfloat16_as_ushort(rounded);
+    }
+  }
+}
+
+// Largest dot product of 16 keys with each index query of a row, by one warp; `queries` in shared
+// memory.
+__device__ __forceinline__ void score_keys(Context& c, int row, int group,
+                                           const std::uint16_t* queries) {
+  const Shape& s = c.p.shape;
+  const bool fp8 = index_fp8_of(s) != 0;
+  const int g = c.lane >> 2;
+  const int t = c.lane & 3;
+  const int lane_dims = index_dim_of(s) / 4;
+  const std::int64_t page = table_of(c.p, c.step(), row)[group / 8];
+  const int bytes = fp8 ? 1 : 2;
+  const unsigned char* key =
+      c.layer().index_cache +
+      ((page * kPageTokens + group % 8 * 16 + g) * index_dim_of(s) + t * lane_dims) * bytes;
+  const std::uint16_t* q = queries + g * index_dim_of(s) + t * lane_dims;
+  std::uint32_t low[4][4];
+  std::uint32_t high[4][4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (8 * i >= lane_dims) continue;
+    load_octet(key + 8 * i * bytes, fp8, low[i]);
+    load_octet(key + (8 * index_dim_of(s) + 8 * i) * bytes, fp8, high[i]);
+  }
+  float acc[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (8 * i >= lane_dims) continue;
+    uint4 b = {0, 0, 0, 0};
+    if (g < s.index_heads) b = *reinterpret_cast<const uint4*>(q + 8 * i);
+    mma(acc, low[i][0], high[i][0], low[i][1], high[i][1], b.x, b.y);
+    mma(acc, low[i][2], high[i][2], low[i][3], high[i][3], b.z, b.w);
+  }
+  const float post = fp8 ? kPostE4M3 : kPostBF16;
+  const int visible = c.step().position[row] + 1 - group * 16;
+  float best[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float a = acc[i] * post;
+    float b = acc[2 + i] * post;
+    a = a != a ? -1e30F : a;
+    b = b != b ? -1e30F : b;
+    best[i] = g < visible ? a : -INFINITY;
+    if (g + 8 < visible && best[i] < b) best[i] = b;
+#pragma unroll
+    for (int d = 4; d < 32; d <<= 1) {
+      const float other = __shfl_xor_sync(0xFFFFFFFFU, best[i], d);
+      best[i] = best[i] < other ? other : best[i];
+    }
+    const int head = 2 * t + i;
+    if (g == 0 && head < s.index_heads) {
+      c.p.scores[(static_cast<std::int64_t>(row) * s.index_heads + head) * c.p.score_stride +
+                 group] = best[i] + 0.0F;
+    }
+  }
+}
+
+// Queries, keys and values of all rows are dealt out over the blocks. A block scores a contiguous
+// run of (row, 16 keys); it makes the index queries of its rows itself, and whatever index key of
+// this step lies in its run (several blocks may store the same bytes), so scoring waits for no
+// other block.
+__device__ __forceinline__ void heads_stage(Context& c) {
+  const Shape& s = c.p.shape;
+  const Layer& layer = c.layer();
+  const StepRows& step = c.step();
+  const bool sparse = kM3 || layer.sparse != 0;
+  const bool score = sparse && step.score != 0;
+  const int groups = step.max_groups;
+  const int first_index = s.heads + 2 * s.kv_heads;
+  const Share mine(score ? step.rows * groups : 0, c.block, c.blocks);
+  const int first_row = mine.count() > 0 ? mine.begin / groups : 0;
+  const int end_row = mine.count() > 0 ? (mine.end - 1) / groups + 1 : 0;
+  auto* queries = reinterpret_cast<std::uint16_t*>(c.x);  // [row][index head][dim]
+  const int per_query = index_dim_of(s);
+  // Jobs of this block, one a warp in turn: index queries, queries, keys and values, index keys.
+  const int index_jobs = (end_row - first_row) * s.index_heads;
+  const int per_row = first_index + (sparse && !score ? 1 : 0);
+  const int all = step.rows * per_row;
+  const int head_jobs = c.block < all ? (all - c.block + c.blocks - 1) / c.blocks : 0;
+  const int key_jobs = score ? step.rows : 0;
+#pragma unroll 1
+  for (int job = c.warp; job < index_jobs + head_jobs + key_jobs; job += kWarps) {
+    int row = 0;
+    int head = 0;
+    std::uint16_t* query = nullptr;
+    if (job < index_jobs) {
+      row = first_row + job / s.index_heads;
+      head = first_index + job % s.index_heads;
+      query = queries + job * per_query;
+    } else if (job < index_jobs + head_jobs) {
+      const int task = c.block + (job - index_jobs) * c.blocks;
+      row = task / per_row;
+      head = task - row * per_row;
+      if (head == first_index) head += s.index_heads;
+    } else {
+      row = job - index_jobs - head_jobs;
+      head = first_index + s.index_heads;
+      const int group = step.position[row] / 16;
+      bool here = false;
+      for (int r = first_row; r < end_row; ++r) {
+        const int at = r * groups + group;
+        here |= step.table[r] == step.table[row] && at >= mine.begin && at < mine.end;
+      }
+      if (!here) continue;
+    }
+    finish_head(layer, row, head, query);
+  }
+  sync(c);
+#pragma unroll 1
+  for (int task = mine.begin + c.warp; task < mine.end; task += kWarps) {
+    const int row = task / groups;
+    const int group = task - row * groups;
+    if (group <= step.position[row] / 16) {
+      score_keys(c, row, group, queries + (row - first_row) * s.index_heads * per_query);
+    }
+  }
+}
+
+}  // namespace monolayer::cuda::MONOLAYER_KERNELS

@@ -1,0 +1,177 @@
+// Which experts a step's rows go to.
+#pragma once
+
+#include "backend/cuda/device/units.cuh"
+#include "backend/cuda/device/rows.cuh"
+
+namespace monolayer::cuda::MONOLAYER_KERNELS {
+
+// Top experts of one row by one warp: sigmoid scores, choice by score plus bias, the lower id
+// among equals, weights renormalised over the chosen ones in ascending order.
+__device__ __forceinline__ void route_row(Context& c, int row) {
+  const Shape& s = c.p.shape;
+  const Matrix& m = c.layer().router;
+  float score[4];
+  std::uint32_t order[4];
+  // Lane l: experts 4 l and three more; the parts in the fixed tree.
+  const float* at = c.p.router + static_cast<std::int64_t>(row) * 16 * m.row_groups + 4 * c.lane;
+  const std::int64_t stride = static_cast<std::int64_t>(kMaxRows) * 16 * m.row_groups;
+  float4 v[kRouterParts];
+#pragma unroll
+  for (int part = 0; part < kRouterParts; ++part) {
+    v[part] = {};
+    if (4 * c.lane < experts_of(s)) {
+      v[part] = __ldcg(reinterpret_cast<const float4*>(at + part * stride));
+    }
+  }
+#pragma unroll
+  for (int d = 1; d < kRouterParts; d <<= 1) {
+#pragma unroll
+    for (int part = 0; part < kRouterParts; part += 2 * d) {
+      v[part].x += v[part + d].x;
+      v[part].y += v[part + d].y;
+      v[part].z += v[part + d].z;
+      v[part].w += v[part + d].w;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int e = 4 * c.lane + i;
+    score[i] = 0;
+    order[i] = 0;
+    if (e >= experts_of(s)) continue;
+    const float logit = i == 0 ? v[0].x : i == 1 ? v[0].y : i == 2 ? v[0].z : v[0].w;
+    score[i] = sigmoid(logit);
+    const float biased =
+        score[i] + (c.layer().router_bias != nullptr ? __ldg(c.layer().router_bias + e) : 0.0F);
+    const std::uint32_t bits = __float_as_uint(biased + 0.0F);
+    order[i] = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+    if (biased != biased) order[i] = 1;  // a NaN is taken last
+  }
+  int own_id = kMaxExperts;  // lane k holds the k-th choice
+  float own_weight = 0;
+#pragma unroll 1
+  for (int k = 0; k < chosen_of(s); ++k) {
+    const std::uint32_t best =
+        __reduce_max_sync(0xFFFFFFFFU, max(max(order[0], order[1]), max(order[2], order[3])));
+    std::uint32_t id = 0xFFFFFFFFU;
+#pragma unroll
+    for (int i = 3; i >= 0; --i) {
+      if (order[i] == best) id = static_cast<std::uint32_t>(4 * c.lane + i);
+    }
+    id = __reduce_min_sync(0xFFFFFFFFU, id);
+    float mine = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (static_cast<std::uint32_t>(4 * c.lane + i) != id) continue;
+      mine = score[i];
+      order[i] = 0;
+    }
+    mine = __shfl_sync(0xFFFFFFFFU, mine, static_cast<int>(id >> 2));
+    if (c.lane == k) {
+      own_id = static_cast<int>(id);
+      own_weight = mine;
+    }
+  }
+  // Ascending ids: the rank of each choice, then the sum in that order.
+  int rank = 0;
+#pragma unroll 1
+  for (int k = 0; k < chosen_of(s); ++k) rank += __shfl_sync(0xFFFFFFFFU, own_id, k) < own_id ? 1 : 0;
+  float sum = 0;
+#pragma unroll 1
+  for (int k = 0; k < chosen_of(s); ++k) {
+    const unsigned holder = __ballot_sync(0xFFFFFFFFU, c.lane < chosen_of(s) && rank == k);
+    sum += __shfl_sync(0xFFFFFFFFU, own_weight, __ffs(static_cast<int>(holder)) - 1);
+  }
+  if (c.lane < chosen_of(s)) {
+    c.s.table.chosen[row][rank] = own_id;
+    c.s.route_weight[row][rank] = s.routed_scale * __fdiv_rn(own_weight, sum);
+  }
+}
+
+// The shared expert's part of the table: known before any routing.
+__device__ __forceinline__ void share_table(Context& c) {
+  const int rows = c.step().rows;
+  const int first = routed_slots(c.s, c.layer());
+  const bool shared = c.layer().shared_gate_up.row_groups > 0;
+  Table& t = c.s.table;
+  if (c.thread < rows && shared) {
+    t.slot_row[first + c.thread] = c.thread;
+    t.slot_weight[first + c.thread] = 1.0F;
+    if (c.thread % kColumns == 0) {
+      const int pass = c.thread / kColumns;
+      t.expert[pass] = -1;
+      t.first[pass] = static_cast<std::int16_t>(first + c.thread);
+      t.count[pass] = static_cast<std::int16_t>(min(kColumns, rows - c.thread));
+    }
+  }
+  if (c.thread == 0) {
+    t.shared_passes = t.passes = shared ? passes(rows) : 0;
+    t.slots = first + (shared ? rows : 0);
+  }
+}
+
+// Fills the routed part and hands the table to the feeding warp. A thread has one (row, choice):
+// its slot is the number of choices before it, by expert, then row.
+__device__ __forceinline__ void build_table(Context& c) {
+  const int rows = c.step().rows;
+  const bool moe = c.layer().moe != 0;
+  const int chosen = moe ? chosen_of(c.p.shape) : 0;
+  const int choices = rows * chosen;
+  Table& t = c.s.table;
+  if (moe) {
+#pragma unroll 1
+    for (int row = c.warp; row < rows; row += kWarps) route_row(c, row);
+  }
+  sync(c);
+  const int row = choices > 0 ? c.thread / chosen : 0;
+  const int k = c.thread - row * chosen;
+  const int shared_passes = t.shared_passes;
+  int slot = 0;
+  int earlier = 0;  // of the same expert
+  int together = 0;
+  int expert = -1;
+  if (c.thread < choices) {
+    expert = t.chosen[row][k];
+#pragma unroll 1
+    for (int r = 0; r < rows; ++r) {
+#pragma unroll 1
+      for (int i = 0; i < chosen; ++i) {
+        const int other = t.chosen[r][i];
+        slot += other < expert || (other == expert && r < row) ? 1 : 0;
+        earlier += other == expert && r < row ? 1 : 0;
+        together += other == expert ? 1 : 0;
+      }
+    }
+    c.s.same[c.thread] = earlier;
+    t.slot_of[row][k] = slot;
+    t.slot_row[slot] = row;
+    t.slot_weight[slot] = c.s.route_weight[row][k];
+  }
+  sync(c);
+  // Every eighth slot of an expert begins a pass.
+  if (c.thread < choices) {
+    int pass = shared_passes;
+    int all = shared_passes;
+#pragma unroll 1
+    for (int r = 0, i = 0; r < rows; ++r) {
+#pragma unroll 1
+      for (int j = 0; j < chosen; ++j, ++i) {
+        if (c.s.same[i] % kColumns != 0) continue;
+        const int other = t.chosen[r][j];
+        pass += other < expert || (other == expert && r < row) ? 1 : 0;
+        ++all;
+      }
+    }
+    if (earlier % kColumns == 0) {
+      t.expert[pass] = static_cast<std::int16_t>(expert);
+      t.first[pass] = static_cast<std::int16_t>(slot);
+      t.count[pass] = static_cast<std::int16_t>(min(kColumns, together - earlier));
+    }
+    if (c.thread == 0) t.passes = all;
+  }
+  sync(c);
+  if (c.thread == 0) mbarrier_arrive(&c.s.routed);
+}
+
+}  // namespace monolayer::cuda::MONOLAYER_KERNELS

@@ -1,0 +1,146 @@
+// Which work a block does, in which order: the one place that the feeding warp and the computing
+// warps both ask, so that weights come out of the ring as they went in.
+#pragma once
+
+#include "backend/cuda/device/context.cuh"
+
+namespace monolayer::cuda::MONOLAYER_KERNELS {
+
+// For numbers and divisors below 2^16; a divisor of 1 gives 0 and is asked for separately.
+__device__ __forceinline__ std::uint32_t divider(int divisor) {
+  return 0xFFFFFFFFU / static_cast<std::uint32_t>(divisor) + 1;
+}
+
+// A run of units of one matrix, each a row group of some pass (or of the matrix alone).
+struct Run {
+  const Matrix& m;
+  int units;
+  int begin, step;  // unit i is number begin + i * step
+  int per_pass;     // numbers of one pass
+  std::uint32_t magic;  // number / per_pass is the high word of number * magic
+  int group;        // row group of a pass's first number
+  int pass;         // pass of number 0; -1: numbers are row groups of the matrix alone
+  int batch;        // units between two meetings of the warps; 0: all
+  int log_items;    // items of a unit
+  std::int64_t unit_bytes;
+
+  struct Place {
+    int pass, group;
+  };
+  __device__ Place place(int i) const {
+    const int number = begin + i * step;
+    if (pass < 0) return {-1, number};
+    const int which =
+        magic == 0 ? number : static_cast<int>(__umulhi(static_cast<std::uint32_t>(number), magic));
+    return {pass + which, group + number - which * per_pass};
+  }
+};
+
+// Row groups whose sums shared memory holds at once.
+__device__ __forceinline__ int groups_at_once(const Matrix& m) {
+  return max(1, shared().params.red_entries / m.parts);
+}
+// This block's row groups of a matrix.
+__device__ __forceinline__ Run share_of(const Matrix& m, int block, int blocks) {
+  const Share mine(m.row_groups, block, blocks);
+  return {m,           mine.count(), mine.begin, 1, 1, 0, 0, -1, groups_at_once(m),
+          m.log_items, m.group_bytes};
+}
+// This block's items of a router, whatever row group they belong to.
+__device__ __forceinline__ Run items_of(const Matrix& m, int block, int blocks) {
+  const Share mine(m.row_groups << m.log_items, block, blocks);
+  return {m, mine.count(), mine.begin, 1, 1, 0, 0, -1, 0,
+          0, static_cast<std::int64_t>(m.span) * m.tiles * m.tile_bytes};
+}
+
+// Units (pass, row group) of gate and up projections, for passes [first, end). Up to eight rows:
+// dealt out one by one, the routed ones where the shared ones stopped. Beyond, activations of all
+// rows do not fit in shared memory: contiguous, so that a block serves few experts, one run a pass.
+template <typename F>
+__device__ __forceinline__ void gate_up_runs(const Matrix& m, int first, int end, int offset,
+                                             int rows, int block, int blocks, F&& f) {
+  const int total = (end - first) * m.row_groups;
+  const bool dealt = rows <= kColumns;
+  const Share mine(total, block, blocks);
+  int begin = mine.begin;
+  int stop = mine.end;
+  int step = 1;
+  const std::uint32_t magic = divider(m.row_groups);
+  if (dealt) {
+    begin = (block + blocks - offset % blocks) % blocks;
+    stop = total;
+    step = blocks;
+  }
+#pragma unroll 1
+  while (begin < stop) {
+    const int next = dealt ? stop : min(stop, (begin / m.row_groups + 1) * m.row_groups);
+    f(Run{m, (next - begin + step - 1) / step, begin, step, m.row_groups, magic, 0, first,
+          groups_at_once(m), m.log_items, m.group_bytes});
+    begin = next;
+  }
+}
+
+// The down projection adds routed experts by ascending id, then the shared one; passes hold the
+// shared expert's first.
+__device__ __forceinline__ int down_pass(const Table& t, int i) {
+  const int routed = t.passes - t.shared_passes;
+  return i < routed ? t.shared_passes + i : i - routed;
+}
+
+// The down projection's batches: some row groups times some passes at once, as many as shared
+// memory holds activations and sums of.
+struct DownBatch {
+  int group, groups;
+  int first, end;            // passes, in the order of down_pass
+  int first_slot, end_slot;  // their slots
+  bool complete;             // the last of these row groups
+  // Units of the routed experts (part 0) and of the shared one (1): row groups of a pass together.
+  __device__ Run run(const Layer& layer, const Table& t, int part) const {
+    const int routed = t.passes - t.shared_passes;
+    const int begin = part == 0 ? first : max(first, routed);
+    const int stop = part == 0 ? min(end, routed) : end;
+    const Matrix& m = part == 0 ? layer.down : layer.shared_down;
+    return {m,
+            max(0, stop - begin) * groups,
+            0,
+            1,
+            groups,
+            divider(groups),
+            group,
+            part == 0 ? t.shared_passes + begin : begin - routed,
+            0,
+            m.log_items,
+            m.group_bytes};
+  }
+};
+template <typename F>
+__device__ __forceinline__ void down_batches(const Params& p, const Layer& layer, const Table& t,
+                                             int block, int blocks, F&& f) {
+  const Matrix& shape = layer.moe != 0 ? layer.down : layer.shared_down;
+  const Share mine(shape.row_groups, block, blocks);
+  const int row_bytes = max(shape.row_bytes, layer.shared_down.row_bytes);
+  const int sums = 2 * p.red_entries * p.red_columns / shape.parts;
+  const int capacity = min(p.x_bytes / row_bytes, sums);
+  const int together = t.slots <= capacity ? max(1, sums / t.slots) : 1;
+#pragma unroll 1
+  for (int g = mine.begin; g < mine.end; g += together) {
+    int slot = 0;
+#pragma unroll 1
+    for (int i = 0; i < t.passes;) {
+      DownBatch batch{g, min(together, mine.end - g), i, i, slot, slot, false};
+#pragma unroll 1
+      while (i < t.passes) {
+        const int n = t.count[down_pass(t, i)];
+        if (slot + n - batch.first_slot > capacity) break;
+        slot += n;
+        ++i;
+      }
+      batch.end = i;
+      batch.end_slot = slot;
+      batch.complete = i == t.passes;
+      f(batch);
+    }
+  }
+}
+
+}  // namespace monolayer::cuda::MONOLAYER_KERNELS

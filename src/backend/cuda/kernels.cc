@@ -1,0 +1,94 @@
+#include "backend/cuda/kernels.h"
+
+#include <algorithm>
+
+#include "backend/cuda/kernel_set.h"
+
+namespace monolayer::cuda {
+namespace {
+
+// Copies on their way: about 50 KB keep the memory busy, more delays whoever waits for little.
+constexpr int kInFlight = 8;
+constexpr int kMaxSlots = 40;
+
+const KernelSet& set_of(bool m3) { return m3 ? m3_kernels() : any_kernels(); }
+
+int red_bytes(const Params& params) {
+  return 2 * params.red_entries * 16 * params.red_columns * 4;
+}
+
+bool is(const Matrix& m, Format format) {
+  return m.row_groups > 0 && m.format == format && m.parts * m.part_cols == m.cols;
+}
+
+}  // namespace
+
+bool m3_layer(const Shape& s, const Layer& l) {
+  return s.hidden == 6144 && s.head_dim == 128 && s.index_dim == 128 && s.rotary == 64 &&
+         s.group == 16 && s.block_size == 128 && s.topk == 16 && s.chosen == 4 &&
+         s.experts == 128 && s.kv_fp8 != 0 && s.index_fp8 != 0 && l.sparse != 0 && l.moe != 0 &&
+         is(l.qkv, Format::kE4M3) && is(l.o, Format::kE4M3) && is(l.router, Format::kBF16) &&
+         is(l.gate_up, Format::kMXFP4) && is(l.down, Format::kMXFP4) &&
+         is(l.shared_gate_up, Format::kMXFP4) && is(l.shared_down, Format::kMXFP4);
+}
+
+bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, Params& params) {
+  const int columns = std::min(rows, kColumns);
+  params.red_columns = columns > 4 ? 8 : columns > 2 ? 4 : 2;
+  params.red_entries = columns > 4 ? 16 : 32;
+  params.x_bytes = std::max(columns * row_bytes, fixed_x_bytes);
+  params.x_bytes = (params.x_bytes + 127) / 128 * 128;
+  const int fixed = any_kernels().fixed_bytes;
+  params.slots = std::min((limit - fixed - params.x_bytes - red_bytes(params)) / kSlotBytes,
+                          kMaxSlots);
+  params.in_flight = std::min(kInFlight, params.slots);
+  // A warp may wait for a slot no more than one ring ahead of what has been copied.
+  for (params.round = kWarps; params.round > params.slots;) params.round /= 2;
+  return params.slots >= 4;
+}
+
+int shared_memory(const Params& params) {
+  return any_kernels().fixed_bytes + params.slots * kSlotBytes + params.x_bytes +
+         red_bytes(params);
+}
+
+cudaError_t prepare_kernels(int shared_limit) {
+  for (const KernelSet* set : {&any_kernels(), &m3_kernels()}) {
+    for (int i = 0; i <= kStages; ++i) {
+      const void* kernel = i < kStages ? set->stages[i] : set->fused;
+      if (kernel == nullptr) continue;
+      const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_limit);
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+cudaError_t fused_occupancy(int shared_bytes, int* blocks) {
+  for (const bool m3 : {false, true}) {
+    const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks, set_of(m3).fused, kThreads + 32, static_cast<std::size_t>(shared_bytes));
+    if (error != cudaSuccess || *blocks < 1) return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
+                         cudaStream_t stream) {
+  Params copy = params;
+  void* arguments[] = {&copy};
+  return cudaLaunchKernel(set_of(m3).stages[stage], dim3(static_cast<unsigned>(blocks)),
+                          dim3(kThreads + 32), arguments,
+                          static_cast<std::size_t>(shared_memory(params)), stream);
+}
+
+cudaError_t launch_fused(const Params& params, bool m3, int blocks, cudaStream_t stream) {
+  Params copy = params;
+  void* arguments[] = {&copy};
+  return cudaLaunchCooperativeKernel(set_of(m3).fused, dim3(static_cast<unsigned>(blocks)),
+                                     dim3(kThreads + 32), arguments,
+                                     static_cast<std::size_t>(shared_memory(params)), stream);
+}
+
+}  // namespace monolayer::cuda

@@ -1,0 +1,32 @@
+// Kernels for any shape.
+#include "backend/cuda/kernel_set.h"
+
+#include "backend/cuda/device/chain.cuh"
+
+namespace monolayer::cuda {
+
+const KernelSet& any_kernels() {
+  namespace k = MONOLAYER_KERNELS;
+  static const KernelSet kSet = [] {
+    KernelSet set{};
+    const auto put = [&set](Stage stage, void (*kernel)(Params)) {
+      set.stages[stage] = reinterpret_cast<const void*>(kernel);
+    };
+    put(kEmbed, k::chain<1U << kEmbed>);
+    put(kQkv, k::chain<1U << kQkv>);
+    put(kHeads, k::chain<1U << kHeads>);
+    put(kAttend, k::chain<1U << kAttend>);
+    put(kMerge, k::chain<1U << kMerge>);
+    put(kOutput, k::chain<1U << kOutput>);
+    put(kRouter, k::chain<1U << kRouter>);
+    put(kGateUp, k::chain<1U << kGateUp>);
+    put(kDown, k::chain<1U << kDown>);
+    put(kHead, k::chain<1U << kHead>);
+    set.fused = reinterpret_cast<const void*>(&k::chain<k::kFusedStages>);
+    set.fixed_bytes = k::kFixedBytes;
+    return set;
+  }();
+  return kSet;
+}
+
+}  // namespace monolayer::cuda
