@@ -81,6 +81,7 @@ __global__ void stream(const uint4* from, std::uint64_t vectors, std::uint32_t* 
 
 struct Bench {
   bool m3 = true;
+  int shared_cap = 0;  // bytes a block may take of shared memory, if fewer than the device has
   int layers = 57, context = 8192, runs = 15, blocks = 0, shared_limit = 0;
   std::vector<int> rows{1, 2, 4, 8, 16};
   cudaStream_t stream_ = nullptr;
@@ -175,6 +176,7 @@ void Bench::build() {
   CHECK(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0));
   CHECK(cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
   CHECK(cuda::prepare_kernels(shared_limit));
+  if (shared_cap > 0) shared_limit = std::min(shared_limit, shared_cap);
   CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   auto& s = p.shape;
   s.hidden = 6144;
@@ -292,7 +294,8 @@ void Bench::set_step(int n) {
 
 void Bench::divide(int n, int in_flight) {
   const int row = std::max(host_layers[0].qkv.row_bytes, host_layers[0].o.row_bytes);
-  if (!cuda::plan_shared_memory(n, row, cuda::attention_bytes(128, true), shared_limit, p)) std::exit(1);
+  if (!cuda::plan_shared_memory(n, row, cuda::attention_bytes(128, true), shared_limit, p))
+    std::exit(1);
   if (in_flight > 0) p.in_flight = std::min(in_flight, p.slots);
 }
 
@@ -339,8 +342,8 @@ double median(std::vector<float> values) {
   return values[values.size() / 2];
 }
 
-const char* kNames[] = {"embed",  "qkv",    "heads",   "attend", "merge",
-                        "output", "router", "shared",  "gate_up", "down",  "head"};
+const char* kNames[] = {"embed",  "qkv",    "heads",   "attend", "merge", "output",
+                        "router", "shared", "gate_up", "down",   "head"};
 
 }  // namespace
 
@@ -357,6 +360,7 @@ int main(int argc, char** argv) {
     if (arg.rfind("json=", 0) == 0) json_file = value;
     if (arg == "sweep") sweep = true;
     if (arg == "any") b.m3 = false;
+    if (arg.rfind("shared=", 0) == 0) b.shared_cap = std::atoi(value.c_str());
     if (arg.rfind("rows=", 0) == 0) {
       b.rows.clear();
       for (const char* at = value.c_str(); *at != 0;) {

@@ -174,11 +174,14 @@ INSTANTIATE_TEST_SUITE_P(Cases, CudaOracle,
                                   (std::get<1>(test.param) ? "Fp8" : "Bf16");
                          });
 
-// Greedy text of the embedded model: the CPU's tokens, on both paths.
+// Greedy text of the embedded model: both engines are given the CPU's tokens. Sums are in another
+// order than on the CPU, so a token may differ where the CPU's best two are closer than kNearTie
+// (logits of this model are of the order of 10), and only there.
 class CudaNano : public testing::TestWithParam<bool> {};
 
 TEST_P(CudaNano, GreedyTokensOfTheCpu) {
   if (no_device()) GTEST_SKIP() << "no CUDA device";
+  constexpr float kNearTie = 0.02F;
   auto loaded = OracleCase::load("nano");
   ASSERT_TRUE(loaded.ok()) << loaded.status().to_string();
   OracleCase& nano = *loaded;
@@ -189,36 +192,36 @@ TEST_P(CudaNano, GreedyTokensOfTheCpu) {
                 {.path = GetParam() ? cuda::Path::kMono : cuda::Path::kNative});
   const auto prompt_length = static_cast<std::ptrdiff_t>(nano.input_ids.size() / 2);
   const auto pages = page_table(64 * 128);
-  const auto text = [&](cpu::Native& native, cpu::CachePool& pool, std::vector<float>& gaps) {
-    std::vector<std::int32_t> result;
-    std::vector<std::int32_t> next(nano.input_ids.begin(), nano.input_ids.begin() + prompt_length);
-    std::int64_t at = 0;
-    for (int i = 0; i < 96; ++i) {
-      cpu::StepSequence sequence{.tokens = next, .start = at, .pages = pages, .logit_rows = 1};
-      std::vector<float> logits;
-      const Status status = native.step({&sequence, 1}, pool, logits, nullptr);
-      EXPECT_TRUE(status.ok()) << status.to_string();
-      if (!status.ok()) break;
-      at += static_cast<std::int64_t>(next.size());
-      const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
-      result.push_back(static_cast<std::int32_t>(best));
-      const float largest = logits[static_cast<std::size_t>(best)];
-      logits[static_cast<std::size_t>(best)] = -1e30F;
-      gaps.push_back(largest - *std::max_element(logits.begin(), logits.end()));
-      next.assign(1, static_cast<std::int32_t>(best));
-    }
-    return result;
-  };
-  std::vector<float> want_gaps;
-  std::vector<float> got_gaps;
-  const auto want = text(*engine.native, *engine.pool, want_gaps);
-  const auto got = text(device.native(), device.pool(), got_gaps);
-  ASSERT_EQ(got.size(), want.size());
-  const auto other = std::mismatch(got.begin(), got.end(), want.begin()).first - got.begin();
-  if (other == static_cast<std::ptrdiff_t>(got.size())) return;
-  ADD_FAILURE() << "token " << other << " differs; the CPU's best two are "
-                << want_gaps[static_cast<std::size_t>(other)] << " apart, the device's "
-                << got_gaps[static_cast<std::size_t>(other)];
+  std::vector<std::int32_t> next(nano.input_ids.begin(), nano.input_ids.begin() + prompt_length);
+  std::int64_t at = 0;
+  int near = 0;
+  int other = 0;
+  double worst = 0;
+  for (int i = 0; i < 96; ++i) {
+    cpu::StepSequence sequence{.tokens = next, .start = at, .pages = pages, .logit_rows = 1};
+    std::vector<float> want;
+    std::vector<float> got;
+    const Status on_cpu = engine.native->step({&sequence, 1}, *engine.pool, want, nullptr);
+    ASSERT_TRUE(on_cpu.ok()) << on_cpu.to_string();
+    const Status on_device = device.native().step({&sequence, 1}, device.pool(), got, nullptr);
+    ASSERT_TRUE(on_device.ok()) << on_device.to_string();
+    worst = std::max(worst, relative_l2(got, want));
+    const auto best = std::max_element(want.begin(), want.end());
+    const auto token = static_cast<std::int32_t>(best - want.begin());
+    const auto chosen = std::max_element(got.begin(), got.end()) - got.begin();
+    const float largest = *best;
+    *best = -1e30F;
+    const float gap = largest - *std::max_element(want.begin(), want.end());
+    near += gap < kNearTie ? 1 : 0;
+    other += chosen != token ? 1 : 0;
+    if (gap >= kNearTie) EXPECT_EQ(chosen, token) << "token " << i << ", best two " << gap;
+    at += static_cast<std::int64_t>(next.size());
+    next.assign(1, token);
+  }
+  std::printf("nano, 96 tokens: %d near ties, %d decided otherwise; logits within %.4f\n", near,
+              other, worst);
+  EXPECT_LE(worst, 1.5e-2);
+  EXPECT_LE(near, 8);  // or the margin says nothing
 }
 INSTANTIATE_TEST_SUITE_P(Paths, CudaNano, testing::Bool());
 

@@ -125,8 +125,7 @@ TEST_P(Pack, EveryValueAtItsPlace) {
         for (int plane = 0; plane < planes; ++plane) {
           const int tile = in / tile_cols * planes + plane;
           const std::int64_t at = row / 16 * m.group_bytes +
-                                  (part * m.tiles + tile) *
-                                      static_cast<std::int64_t>(m.tile_bytes);
+                                  (part * m.tiles + tile) * static_cast<std::int64_t>(m.tile_bytes);
           const int group = in % tile_cols / 32;
           const int lane = static_cast<int>(row % 8) * 4 + in % 32 / 8;
           got +=

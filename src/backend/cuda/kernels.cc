@@ -10,12 +10,11 @@ namespace {
 // Copies on their way: about 50 KB keep the memory busy, more delays whoever waits for little.
 constexpr int kInFlight = 8;
 constexpr int kMaxSlots = 40;
+constexpr int kSmallLimit = 195 * 1024;
 
 const KernelSet& set_of(bool m3) { return m3 ? m3_kernels() : any_kernels(); }
 
-int red_bytes(const Params& params) {
-  return 2 * params.red_entries * 16 * params.red_columns * 4;
-}
+int red_bytes(const Params& params) { return 2 * params.red_entries * 16 * params.red_columns * 4; }
 
 bool is(const Matrix& m, Format format) {
   return m.row_groups > 0 && m.format == format && m.parts * m.part_cols == m.cols;
@@ -34,13 +33,15 @@ bool m3_layer(const Shape& s, const Layer& l) {
 
 bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, Params& params) {
   const int columns = std::min(rows, kColumns);
+  // With few rows the ring is deep enough anyway: what it leaves is first-level cache.
+  if (columns <= 4) limit = std::min(limit, kSmallLimit);
   params.red_columns = columns > 4 ? 8 : columns > 2 ? 4 : 2;
   params.red_entries = columns > 4 ? 16 : 32;
   params.x_bytes = std::max(columns * row_bytes, fixed_x_bytes);
   params.x_bytes = (params.x_bytes + 127) / 128 * 128;
   const int fixed = any_kernels().fixed_bytes;
-  params.slots = std::min((limit - fixed - params.x_bytes - red_bytes(params)) / kSlotBytes,
-                          kMaxSlots);
+  params.slots =
+      std::min((limit - fixed - params.x_bytes - red_bytes(params)) / kSlotBytes, kMaxSlots);
   params.in_flight = std::min(kInFlight, params.slots);
   // A warp may wait for a slot no more than one ring ahead of what has been copied.
   for (params.round = kWarps; params.round > params.slots;) params.round /= 2;
@@ -48,8 +49,7 @@ bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, P
 }
 
 int shared_memory(const Params& params) {
-  return any_kernels().fixed_bytes + params.slots * kSlotBytes + params.x_bytes +
-         red_bytes(params);
+  return any_kernels().fixed_bytes + params.slots * kSlotBytes + params.x_bytes + red_bytes(params);
 }
 
 cudaError_t prepare_kernels(int shared_limit) {
@@ -77,6 +77,7 @@ cudaError_t fused_occupancy(int shared_bytes, int* blocks) {
 cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
                          cudaStream_t stream) {
   Params copy = params;
+  copy.blocks_divider = 0xFFFFFFFFU / static_cast<unsigned>(blocks) + 1;
   void* arguments[] = {&copy};
   return cudaLaunchKernel(set_of(m3).stages[stage], dim3(static_cast<unsigned>(blocks)),
                           dim3(kThreads + 32), arguments,
@@ -85,6 +86,7 @@ cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
 
 cudaError_t launch_fused(const Params& params, bool m3, int blocks, cudaStream_t stream) {
   Params copy = params;
+  copy.blocks_divider = 0xFFFFFFFFU / static_cast<unsigned>(blocks) + 1;
   void* arguments[] = {&copy};
   return cudaLaunchCooperativeKernel(set_of(m3).fused, dim3(static_cast<unsigned>(blocks)),
                                      dim3(kThreads + 32), arguments,

@@ -218,7 +218,8 @@ Status Chain::bind(const cpu::CachePool& cache) {
       p.partials, rows * c.num_kv_heads * p.max_chunks * partial_floats(s.group, s.head_dim),
       "CUDA attention partials"));
   ML_RETURN_IF_ERROR(allocate(p.attended, rows * c.q_width(), "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.router, kRouterParts * rows * (c.num_experts + 16), "CUDA activations"));
+  ML_RETURN_IF_ERROR(
+      allocate(p.router, kRouterParts * rows * (c.num_experts + 16), "CUDA activations"));
   ML_RETURN_IF_ERROR(
       allocate(p.mid, rows * (c.experts_per_token + 1) * s.mid_width, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.table, 1, "CUDA activations"));

@@ -156,20 +156,22 @@ struct Params {
   float* router;                   // [parts, rows, 16 * row groups]
   std::uint16_t* mid;              // [slots, mid_width], scaled
   Table* table;
-  float* carry;            // [blocks, 16 rows, 16, parts]: a block's own, between batches of down
+  float* carry;   // [blocks, 16 rows, 16, parts]: a block's own, between batches of down
   float* logits;  // [logit_rows, vocab]
   std::int32_t score_stride, max_chunks;
 
   std::int32_t first_layer, last_layer;  // of a run
   std::int32_t x_bytes, slots, in_flight;
-  std::int32_t red_columns;  // columns kept of a sum: 2, 4 or 8
-  std::int32_t red_entries;  // sums of (row group, part) that meet at once
-  std::int32_t round;        // items of a round: a power of two, at most a warp each and a slot each
-  std::uint32_t* barrier;    // kBarrierWords, zero at launch: arrivals of each stage, one a line
+  std::int32_t red_columns;      // columns kept of a sum: 2, 4 or 8
+  std::int32_t red_entries;      // sums of (row group, part) that meet at once
+  std::uint32_t blocks_divider;  // of the launch
+  std::int32_t round;      // items of a round: a power of two, at most a warp each and a slot each
+  std::uint32_t* barrier;  // kBarrierWords, zero at launch: arrivals of each stage, one a line
   Record* record;
   std::uint64_t deadline_ns;
   std::int32_t stall_block;  // tests: this block never arrives; -1: none
-  std::uint32_t* stamps;     // [layers of the run, stages, 2, blocks] SM clocks at start and end, or null
+  std::uint32_t*
+      stamps;  // [layers of the run, stages, 2, blocks] SM clocks at start and end, or null
 };
 
 }  // namespace monolayer::cuda

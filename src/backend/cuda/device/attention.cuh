@@ -40,9 +40,9 @@ __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int 
   const unsigned char* v = c.layer().v_cache + base;
   const int padded = (keys + 15) / 16 * 16;
   const int v_row = value_row_bytes(head_dim_of(s), kv_fp8_of(s) != 0);
-  auto* scores = reinterpret_cast<float*>(c.x + kPageTokens * v_row);            // [16][132]
-  auto* probs = reinterpret_cast<std::uint16_t*>(scores + 16 * kScoreStride);    // [16][136]
-  auto* queries = probs + 16 * kProbStride;                                      // [16][136]
+  auto* scores = reinterpret_cast<float*>(c.x + kPageTokens * v_row);          // [16][132]
+  auto* probs = reinterpret_cast<std::uint16_t*>(scores + 16 * kScoreStride);  // [16][136]
+  auto* queries = probs + 16 * kProbStride;                                    // [16][136]
 
   // Values of keys past the end are zeros, whatever the page holds.
   const int row_vectors = dim * bytes / 16;
@@ -63,7 +63,9 @@ __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int 
     const int at = (i - h * (dim / 8)) * 8;
     auto* to = reinterpret_cast<uint4*>(queries + h * kQueryStride + at);
     if (h < group_of(s)) {
-      copy_async(to, c.p.q + (static_cast<std::int64_t>(row) * s.heads + head * group_of(s) + h) * dim + at);
+      copy_async(
+          to,
+          c.p.q + (static_cast<std::int64_t>(row) * s.heads + head * group_of(s) + h) * dim + at);
     } else {
       *to = {0, 0, 0, 0};
     }
@@ -122,8 +124,7 @@ __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int 
       float e = 0;
       if (key < keys && h < group_of(s)) e = exponential(value[i] - best);
       sum += e;
-      probs[h * kProbStride + key] =
-          scaled_bf16(e);
+      probs[h * kProbStride + key] = scaled_bf16(e);
     }
     sum = warp_sum(sum);
     if (c.lane == 0 && h < group_of(s)) {
@@ -193,7 +194,8 @@ __device__ __forceinline__ void attend_stage(Context& c) {
       first = c.s.selected[chunk] * block_size_of(s);
       size = block_size_of(s);
       if (chunk == 0 && c.thread < count) {
-        c.p.block_ids[(row * s.index_heads + head) * topk_of(s) + c.thread] = c.s.selected[c.thread];
+        c.p.block_ids[(row * s.index_heads + head) * topk_of(s) + c.thread] =
+            c.s.selected[c.thread];
       }
     } else if (first > position) {
       continue;
@@ -204,9 +206,9 @@ __device__ __forceinline__ void attend_stage(Context& c) {
   }
 }
 
-// Partials of a (row, head) in ascending order, by one warp: a lane's four dims of sixteen chunks at
-// once. Maxima are a scan, so the factors of all chunks are computed side by side; the sums are the
-// chain of docs/numerics.md.
+// Partials of a (row, head) in ascending order, by one warp: a lane's four dims of sixteen chunks
+// at once. Maxima are a scan, so the factors of all chunks are computed side by side; the sums are
+// the chain of docs/numerics.md.
 __device__ __forceinline__ void merge_head(Context& c, int task) {
   constexpr int kTogether = 16;
   const Shape& s = c.p.shape;
@@ -216,7 +218,8 @@ __device__ __forceinline__ void merge_head(Context& c, int task) {
   const int head = task % s.heads / group_of(s);
   const int h = task % s.heads % group_of(s);
   const int position = c.step().position[row];
-  const int chunks = sparse ? min(topk_of(s), position / block_size_of(s) + 1) : position / kPageTokens + 1;
+  const int chunks =
+      sparse ? min(topk_of(s), position / block_size_of(s) + 1) : position / kPageTokens + 1;
   const int stride = partial_size(s);
   const float* partial = partial_at(c.p, row, head, 0);
   auto* factors = reinterpret_cast<float4*>(c.red) + c.warp * kTogether;  // keep, add, sum

@@ -3,6 +3,8 @@
 // stages. Both run the same stage functions, so both compute the same bits.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/device/attention.cuh"
 #include "backend/cuda/device/feed.cuh"
 #include "backend/cuda/device/hand_off.cuh"
@@ -56,55 +58,96 @@ __device__ __forceinline__ void copy_layer(const Params& p, int l, Layer& to, in
   }
 }
 
-// A stage on its own: compiled apart, so that no stage pays for the registers of another.
-template <void (*STAGE)(Context&)>
-__device__ __noinline__ void run() {
-  Context c = open_context();
-  STAGE(c);
-  close_context(c);
+// Asks the second-level cache for what the next layer reads apart from weights: norms, factors of
+// rows, this block's share of the index keys. A line a lane; by one warp, long before its use.
+__device__ __forceinline__ void prefetch_layer(const Context& c, const Layer& layer) {
+  constexpr int kLine = 128;
+  const Shape& s = c.p.shape;
+  const void* const from[] = {layer.input_norm, layer.post_norm, layer.qkv.row_scale,
+                              layer.o.row_scale};
+  const int bytes[] = {hidden_of(s) * 2, hidden_of(s) * 2, layer.qkv.row_groups * 64,
+                       layer.o.row_groups * 64};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const Share mine((bytes[k] + kLine - 1) / kLine, c.block, c.blocks);
+    const int i = mine.begin + c.lane;
+    if (from[k] != nullptr && i < mine.end) {
+      prefetch_l2(static_cast<const unsigned char*>(from[k]) + i * kLine);
+    }
+  }
+  if (c.lane == 0) {
+    prefetch_l2(layer.q_norm);
+    prefetch_l2(layer.k_norm);
+    prefetch_l2(layer.index_q_norm);
+    prefetch_l2(layer.index_k_norm);
+    if (layer.router_bias != nullptr) prefetch_l2(layer.router_bias);
+  }
 }
 
-// One sparse layer of the fused kernel; false once the block gave up. Blocks without work in a stage
-// neither wait for what it reads nor arrive.
-__device__ __forceinline__ bool fused_layer(const Params& p, Shared& s, int l, int thread) {
+#ifndef STAGE_INLINE
+#define STAGE_INLINE __noinline__
+#endif
+template <void (*STAGE)(Context&)>
+__device__ STAGE_INLINE State run(State state) {
+  Context c = open_context(state);
+  STAGE(c);
+  return c;
+}
+__device__ __forceinline__ void heads_and_next(Context& c) {
+  heads_stage(c);
+  const int next = c.p.first_layer + c.layers_done + 1;
+  if (c.warp != kWarps - 1 || next >= c.p.last_layer) return;
+  Layer& layer = c.s.layers[c.layers_done + 1 & 1];
+  copy_layer(c.p, next, layer, c.lane, 32);
+  __syncwarp();
+  prefetch_layer(c, layer);
+}
+// One sparse layer of the fused kernel; false once the block gave up. Blocks without work in a
+// stage neither wait for what it reads nor arrive.
+__device__ __forceinline__ bool fused_layer(State& state, int l) {
+  const Params& p = shared().params;
   const int block = static_cast<int>(blockIdx.x);
   if (!wait_for(l - 1, kDown, kQkv)) return false;
-  const Layer& layer = s.layers[(l - p.first_layer) & 1];
-  run<qkv_stage>();
+  state.layers_done = l - p.first_layer;
+  state = run<qkv_stage>(state);
   arrive(l, kQkv);
   if (!wait_for(l, kQkv, kHeads)) return false;
-  run<heads_stage>();
-  if (thread / 32 == kWarps - 1 && l + 1 < p.last_layer) {
-    copy_layer(p, l + 1, s.layers[(l + 1 - p.first_layer) & 1], thread % 32, 32);
-  }
+  state = run<heads_and_next>(state);
   arrive(l, kHeads);
   if (block < arrivals(kAttend)) {
     if (!wait_for(l, kHeads, kAttend)) return false;
-    run<attend_stage>();
+    state = run<attend_stage>(state);
     arrive(l, kAttend);
   }
   if (block < arrivals(kMerge)) {
     if (!wait_for(l, kAttend, kMerge)) return false;
-    run<merge_stage>();
+    state = run<merge_stage>(state);
     arrive(l, kMerge);
   }
   if (!wait_for(l, kMerge, kOutput)) return false;
-  run<output_stage>();
+  state = run<output_stage>(state);
   arrive(l, kOutput);
   if (!wait_for(l, kOutput, kRouter)) return false;
-  run<router_stage>();
+  state = run<router_stage>(state);
+  const Layer& layer = shared().layers[state.layers_done & 1];
   if (items_of(layer.router, block, static_cast<int>(gridDim.x)).units > 0) arrive(l, kRouter);
-  if (thread == 0) stamp(l, kShared, 0);
-  shared_stage();
-  if (p.stamps != nullptr) {
-    sync();
-    if (thread == 0) stamp(l, kShared, 1);
+  if (threadIdx.x == 0) stamp(l, kShared, 0);
+    // The shared expert needs no routing: it comes first. One copy of the code serves both.
+#pragma unroll 1
+  for (int routed = 0; routed < 2; ++routed) {
+    if (routed != 0) {
+      if (p.stamps != nullptr) {
+        sync();
+        if (threadIdx.x == 0) stamp(l, kShared, 1);
+      }
+      if (!wait_for(l, kRouter, kGateUp)) return false;
+    }
+    state.routed = routed;
+    state = run<gate_up_half>(state);
   }
-  if (!wait_for(l, kRouter, kGateUp)) return false;
-  gate_up_stage();
   arrive(l, kGateUp);
   if (!wait_for(l, kGateUp, kDown)) return false;
-  run<down_stage>();
+  state = run<down_stage>(state);
   arrive(l, kDown);
   return true;
 }
@@ -117,12 +160,16 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
   const int thread = static_cast<int>(threadIdx.x);
   const Params& p = s.params;
   if (thread == 0) {
-  #pragma unroll 1
+#pragma unroll 1
     for (int i = 0; i < argument.slots; ++i) {
       mbarrier_init(&s.full[i], 1);
       mbarrier_init(&s.empty[i], 1);
     }
     mbarrier_init(&s.routed, 1);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&s.red_done[i], kWarps);
+      mbarrier_init(&s.red_free[i], kWarps);
+    }
     mbarrier_fence_init();
     s.abort = 0;
     *reinterpret_cast<uint4*>(s.zero) = {0, 0, 0, 0};
@@ -132,7 +179,6 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
     reinterpret_cast<std::uint32_t*>(&s.step)[i] =
         reinterpret_cast<const std::uint32_t*>(static_cast<const StepRows*>(argument.step))[i];
   }
-  if (thread < kWarps) s.state[thread] = {.staged = -1};
   if (argument.first_layer < argument.last_layer)
     copy_layer(argument, argument.first_layer, s.layers[0], thread, kThreads + 32);
 #pragma unroll 1
@@ -145,29 +191,31 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
     feed_weights<STAGES>(p, s);
     return;
   }
+  State state{.staged = -1};
   if constexpr (kFused) {
 #pragma unroll 1
     for (int l = p.first_layer; l < p.last_layer; ++l) {
-      if (!fused_layer(p, s, l, thread)) return;
+      if (!fused_layer(state, l)) return;
     }
     return;
   }
-  if (has(kEmbed)) run<embed_stage>();
-  if (has(kQkv)) run<qkv_stage>();
-  if (has(kHeads)) run<heads_stage>();
-  if (has(kAttend)) run<attend_stage>();
-  if (has(kMerge)) run<merge_stage>();
-  if (has(kOutput)) run<output_stage>();
-  if (has(kRouter)) run<router_stage>();
+  Context c = open_context(state);
+  if (has(kEmbed)) embed_stage(c);
+  if (has(kQkv)) qkv_stage(c);
+  if (has(kHeads)) heads_stage(c);
+  if (has(kAttend)) attend_stage(c);
+  if (has(kMerge)) merge_stage(c);
+  if (has(kOutput)) output_stage(c);
+  if (has(kRouter)) router_stage(c);
   if (has(kGateUp)) {
-    shared_stage();
-    gate_up_stage();
+#pragma unroll 1
+    for (c.routed = 0; c.routed < 2; ++c.routed) gate_up_half(c);
   }
   if (has(kDown)) {
-    run<load_table>();
-    run<down_stage>();
+    load_table(c);
+    down_stage(c);
   }
-  if (has(kHead)) run<head_stage>();
+  if (has(kHead)) head_stage(c);
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

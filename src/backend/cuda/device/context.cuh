@@ -9,14 +9,16 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 inline constexpr int kMaxSlots = 40;
 
-// What a warp carries from one stage to the next.
+// What a warp carries from one stage to the next, in registers.
 struct State {
   int slot;  // of the ring
   std::uint32_t phase;
-  int turn;    // warp that takes the next item
-  int half;    // of the sums
+  int turn;               // warp that takes the next item
+  int half;               // of the sums
+  std::uint32_t batches;  // of sums in gate_up, so far
   int staged;  // layout in which x holds the step's normed rows after attention; -1: it does not
-  int current;  // of Shared::layers
+  int layers_done;  // of the run; the layer's copy in Shared::layers goes by its parity
+  int routed;       // which half of gate_up
 };
 
 // Fixed part of shared memory; the ring follows, then the activations, then sums.
@@ -32,8 +34,8 @@ struct Shared {
   std::int32_t same[kMaxRows * kMaxChosen];
   std::int32_t selected[kMaxTopBlocks];
   std::uint64_t full[kMaxSlots], empty[kMaxSlots], routed;
-  State state[kWarps];
-  alignas(16) unsigned char zero[16];  // what columns without a row read
+  std::uint64_t red_done[2], red_free[2];  // halves of the sums, in gate_up
+  alignas(16) unsigned char zero[16];      // what columns without a row read
   volatile std::int32_t abort;
 };
 // 128 bytes each, so that bulk copies start aligned.
@@ -42,7 +44,7 @@ inline constexpr int kFixedBytes = (static_cast<int>(sizeof(Shared)) + 127) / 12
 // All dynamic shared memory of a block: Shared, the ring, the activations, the sums.
 extern __shared__ __align__(128) unsigned char memory[];
 
-// A block's view for the length of one stage; lives in registers, so whatever takes it is inlined.
+// A block's view of its launch; lives in registers, so whatever takes it is inlined.
 struct Context : State {
   const Params& p;
   Shared& s;
@@ -50,7 +52,7 @@ struct Context : State {
   float* red;        // two halves of red_entries x 16 rows x red_columns
   int thread, warp, lane, block, blocks, slots;
 
-  __device__ const Layer& layer() const { return s.layers[current]; }
+  __device__ const Layer& layer() const { return s.layers[layers_done & 1]; }
   __device__ const StepRows& step() const { return s.step; }
 };
 
@@ -62,14 +64,16 @@ __device__ __forceinline__ float* sums_of(const Params& p) {
   return reinterpret_cast<float*>(memory + kFixedBytes + p.slots * kSlotBytes + p.x_bytes);
 }
 
-__device__ __forceinline__ Context open_context() {
+// The thread's number comes from where the compiler cannot see that it is the same in every stage:
+// what it would keep from one stage to the next does not fit in registers.
+__device__ __forceinline__ Context open_context(const State& state) {
   Shared& s = shared();
-  const int thread = static_cast<int>(threadIdx.x);
-  unsigned char* x = memory + kFixedBytes + s.params.slots * kSlotBytes;
-  return {s.state[thread / 32],
+  int thread = static_cast<int>(threadIdx.x);
+  asm volatile("" : "+r"(thread));
+  return {state,
           s.params,
           s,
-          x,
+          memory + kFixedBytes + s.params.slots * kSlotBytes,
           sums_of(s.params),
           thread,
           thread / 32,
@@ -77,11 +81,6 @@ __device__ __forceinline__ Context open_context() {
           static_cast<int>(blockIdx.x),
           static_cast<int>(gridDim.x),
           s.params.slots};
-}
-__device__ __forceinline__ void close_context(const Context& c) {
-  __syncwarp();
-  if (c.lane == 0) c.s.state[c.warp] = c;
-  __syncwarp();
 }
 
 // All computing warps of the block.
@@ -97,11 +96,22 @@ __device__ __forceinline__ void wrap_slot(int slots, int& slot, std::uint32_t& p
   }
 }
 
-// Row groups [begin, end) of a matrix that belong to this block: contiguous, equal to within one.
+// n / the number of blocks, for n below 2^24: the high word of a product.
+__device__ __forceinline__ int over_blocks(int n) {
+  const std::uint32_t divider = shared().params.blocks_divider;
+  return divider == 0 ? n : static_cast<int>(__umulhi(static_cast<std::uint32_t>(n), divider));
+}
+
+// [begin, end) of `total` that belong to this block: contiguous, equal to within one, the first
+// blocks have one more.
 struct Share {
   int begin, end;
-  __device__ Share(int total, int block, int blocks)
-      : begin(total * block / blocks), end(total * (block + 1) / blocks) {}
+  __device__ Share(int total, int block, int blocks) {
+    const int each = over_blocks(total);
+    const int more = total - each * blocks;
+    begin = block * each + min(block, more);
+    end = begin + each + (block < more ? 1 : 0);
+  }
   __device__ int count() const { return end - begin; }
 };
 

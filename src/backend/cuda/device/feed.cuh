@@ -124,8 +124,8 @@ __device__ __noinline__ void feed_gate_up(Feed& f, const Matrix& m, int first, i
 }
 __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
   const Shared& s = shared();
-  down_batches(s.params, layer, s.table, static_cast<int>(blockIdx.x),
-               static_cast<int>(gridDim.x), [&](const DownBatch& batch) {
+  down_batches(s.params, layer, s.table, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
+               [&](const DownBatch& batch) {
 #pragma unroll 1
                  for (int part = 0; part < 2; ++part) {
                    const Run run = batch.run(layer, s.table, part);

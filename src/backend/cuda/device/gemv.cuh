@@ -3,8 +3,9 @@
 // An item is one row group and one part of K (or a few short parts): one warp takes it out of the
 // ring, so warps never wait for each other inside a product. A part's sum is a chain over its tiles
 // in ascending order for MXFP4 (per group of 32 columns a product sum, then one fma with the
-// group's scale) and for BF16, and is two chains for FP8, the halves of each tile. So a column's bits
-// depend on nothing but its own values. Parts are added in the fixed tree by whoever reads them.
+// group's scale) and for BF16, and is two chains for FP8, the halves of each tile. So a column's
+// bits depend on nothing but its own values. Parts are added in the fixed tree by whoever reads
+// them.
 #pragma once
 
 #include "backend/cuda/device/units.cuh"
@@ -43,8 +44,8 @@ struct TileMXFP4 {
   uint4 w, b0, b1;
   std::uint32_t scales;
 
-  // `tile`, `scale`: offsets in shared memory of this lane's part; activations at `x`, `stride` bytes
-  // from one 32 columns to the next: 64, or 0 for a column without a row.
+  // `tile`, `scale`: offsets in shared memory of this lane's part; activations at `x`, `stride`
+  // bytes from one 32 columns to the next: 64, or 0 for a column without a row.
   __device__ __forceinline__ void fetch(int tile, int scale, int x, int stride) {
     w = load_shared<uint4>(tile);
     scales = load_shared<std::uint32_t>(scale);
@@ -107,8 +108,7 @@ __device__ __forceinline__ void tiles_mxfp4(int tile, int scale, int x, int stri
   }
   if (n > 0) even.add(acc);
 }
-__device__ __forceinline__ void tiles_e4m3(int tile, int x, int stride, int n,
-                                           float (&acc)[2][4]) {
+__device__ __forceinline__ void tiles_e4m3(int tile, int x, int stride, int n, float (&acc)[2][4]) {
   TileE4M3 pair[2];
   TileE4M3 next[2];
   const auto fetch = [&](TileE4M3(&to)[2]) {
@@ -154,29 +154,27 @@ struct Column {
   int offset, stride;
 };
 
-// Sums of one part: rows lane/4 and lane/4 + 8 of its group, columns 2 (lane % 4) and one more.
-// Copies of the item are `step` slots apart; `sub` is the part's number within the item.
+// Sums of one part: rows lane/4 and lane/4 + 8 of its group, columns 2 (lane % 4) and one more. Its
+// `tiles` begin `first` tiles into the slot and are `chunk_tiles` a slot, in slots `step` apart.
+// `last`: the slots are given back. Apart, one copy a format: code has to be fetched.
 template <int FORMAT>
-__device__ __forceinline__ float4 product(const Matrix& m, Column x, int slot, std::uint32_t phase,
-                                       int step, int sub) {
+__device__ __noinline__ float4 product(Format format, int tiles, int chunk_tiles, int first,
+                                       bool last, Column x, int slot, std::uint32_t phase,
+                                       int step) {
   Shared& s = shared();
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const Format format = FORMAT == kAnyFormat ? m.format : static_cast<Format>(FORMAT);
-  const int slots = s.params.slots;
-  const int chunk_tiles = m.chunk_tiles;
-  const bool last = sub + 1 == m.span;
+  if constexpr (FORMAT >= 0) format = static_cast<Format>(FORMAT);
   const int planes = format == Format::kF32 ? 3 : 1;
-  const int tile_bytes = m.tile_bytes;
+  const int tile_bytes = format == Format::kMXFP4 ? 544 : format == Format::kE4M3 ? 512 : 1024;
   float fp4[4] = {};
   float acc[2][4] = {};
-  int left = m.tiles;
-  int tile = kFixedBytes + sub * left * tile_bytes + lane * 16;
+  const int tile = kFixedBytes + first * tile_bytes + lane * 16;
   while (true) {
     const std::uint32_t full = shared_address(&s.full[slot]);
     while (!mbarrier_try(full, phase)) {
       if (s.abort != 0) break;  // nothing is used any more, but lanes stay together
     }
-    const int n = min(left, chunk_tiles);
+    const int n = min(tiles, chunk_tiles);
     const int at = tile + slot * kSlotBytes;
     if (format == Format::kMXFP4) {
       tiles_mxfp4(at, at + 512 - lane * 16 + (lane >> 2) * 4, x.offset, x.stride, n, fp4);
@@ -188,26 +186,24 @@ __device__ __forceinline__ float4 product(const Matrix& m, Column x, int slot, s
       tiles_bf16(at, x.offset, x.stride, n, planes, acc[0]);
       x.offset += n / planes * x.stride;
     }
-    left -= n;
+    tiles -= n;
     __syncwarp();
     if (last && lane == 0) mbarrier_arrive(&s.empty[slot]);
-    if (left == 0) break;
+    if (tiles == 0) break;
     slot += step;
-    wrap_slot(slots, slot, phase);
+    wrap_slot(s.params.slots, slot, phase);
   }
   if (format == Format::kMXFP4) {
     return {fp4[0] * kPostE2M1, fp4[1] * kPostE2M1, fp4[2] * kPostE2M1, fp4[3] * kPostE2M1};
   }
   const float post = format == Format::kE4M3 ? kPostE4M3 : kPostBF16;
-  const auto sum = [&](int i) {
-    return (acc[0][i] + acc[1][i]) * post;
-  };
+  const auto sum = [&](int i) { return (acc[0][i] + acc[1][i]) * post; };
   return {sum(0), sum(1), sum(2), sum(3)};
 }
 
 // Units [begin, begin + units) of a run (one batch of it, or all), an item a warp in turn.
 // x_of(unit): the column this lane reads, at part 0; store(unit, part, sums).
-template <int FORMAT, typename X, typename S>
+template <typename K, typename X, typename S>
 __device__ __forceinline__ void item_products(Context& c, const Run& run, int begin, int units,
                                               X&& x_of, S&& store) {
   const Matrix& m = run.m;
@@ -224,17 +220,19 @@ __device__ __forceinline__ void item_products(Context& c, const Run& run, int be
       wrap_slot(c.slots, slot, phase);
       const int item = base + mine;
       const int unit = begin + (item >> run.log_items);
-      const Column x = x_of(unit);
-      const int span = m.span;
+      Column x = x_of(unit);
+      const int span = K::span(m);
+      const int part = (item & mask) * span;
+      const int part_bytes = x.stride != 0 ? m.part_cols * 2 : 0;
+      x.offset += part * part_bytes;
 #pragma unroll 1
-      for (int k = 0; k < span; ++k) {
-        const int part = (item & mask) * span + k;
-        store(unit, part,
-              product<FORMAT>(m, {x.offset + (x.stride != 0 ? part * m.part_cols * 2 : 0), x.stride}, slot,
-                      phase, n, k));
+      for (int k = 0; k < span; ++k, x.offset += part_bytes) {
+        store(unit, part + k,
+              product<K::kFormat>(K::format(m), K::tiles(m), K::chunk_tiles(m), k * K::tiles(m),
+                                  k + 1 == span, x, slot, phase, n));
       }
     }
-    c.slot += n * m.chunks;
+    c.slot += n * K::chunks(m);
     wrap_slot(c.slots, c.slot, c.phase);
   }
   c.turn = (c.turn + items) & (round - 1);
@@ -269,7 +267,7 @@ __device__ __forceinline__ float add_parts(int parts, float v) {
 
 // y(row group, row in group, column, sum) for this block's share of the matrix, columns staged in
 // rows 0..columns-1.
-template <int FORMAT, typename F>
+template <typename K, typename F>
 __device__ __forceinline__ void share_product(Context& c, const Matrix& m, int columns, F&& y) {
   const int parts = m.parts;
   const int own = c.lane >> 2;
@@ -282,11 +280,9 @@ __device__ __forceinline__ void share_product(Context& c, const Matrix& m, int c
   for (int first = 0; first < run.units; first += run.batch) {
     const int count = min(run.batch, run.units - first);
     float* red = red_half(c);
-    item_products<FORMAT>(
+    item_products<K>(
         c, run, first, count, [&](int) { return x; },
-        [&](int unit, int part, float4 v) {
-          keep_sums(c, red, (unit - first) * parts + part, v);
-        });
+        [&](int unit, int part, float4 v) { keep_sums(c, red, (unit - first) * parts + part, v); });
     sync(c);
     c.half ^= 1;
     const int total = count * 16 * width * parts;

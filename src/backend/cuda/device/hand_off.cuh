@@ -23,8 +23,7 @@ __device__ __forceinline__ int arrivals(int stage) {
 __device__ __forceinline__ void stamp(int layer, int stage, int which) {
   const Params& p = shared().params;
   if (p.stamps == nullptr) return;
-  p.stamps[(((layer - p.first_layer) * kStages + stage) * 2 + which) *
-               static_cast<int>(gridDim.x) +
+  p.stamps[(((layer - p.first_layer) * kStages + stage) * 2 + which) * static_cast<int>(gridDim.x) +
            static_cast<int>(blockIdx.x)] = static_cast<std::uint32_t>(clock64());
 }
 
@@ -38,15 +37,14 @@ __device__ __noinline__ void arrive(int layer, int stage) {
   add_release(s.params.barrier + stage * kBarrierStride, 1);
 }
 
-// Until all blocks have finished `stage` of `layer`, before this block begins `next`. Thread 0 polls
-// with a deadline; the first block that gives up leaves a record, which makes all others give up.
-// False if this one did.
+// Until all blocks have finished `stage` of `layer`, before this block begins `next`. Thread 0
+// polls with a deadline; the first block that gives up leaves a record, which makes all others give
+// up. False if this one did.
 __device__ __noinline__ bool wait_for(int layer, int stage, int next) {
   Shared& s = shared();
   const Params& p = s.params;
   if (threadIdx.x == 0 && s.abort == 0) {
-    const auto target =
-        static_cast<std::uint32_t>(arrivals(stage) * (layer + 1 - p.first_layer));
+    const auto target = static_cast<std::uint32_t>(arrivals(stage) * (layer + 1 - p.first_layer));
     const std::uint32_t* counter = p.barrier + stage * kBarrierStride;
     std::uint64_t start = 0;
     std::uint32_t seen = 0;
@@ -70,10 +68,6 @@ __device__ __noinline__ bool wait_for(int layer, int stage, int next) {
       break;
     }
     stamp(next == kQkv ? layer + 1 : layer, next, 0);
-  }
-  // A new layer: what the last one left for this one is in the other half.
-  if (next == kQkv && layer >= p.first_layer && threadIdx.x % 32 == 0) {
-    s.state[threadIdx.x / 32].current ^= 1;
   }
   sync();
   return s.abort == 0;

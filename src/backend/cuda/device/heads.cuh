@@ -12,9 +12,10 @@ __device__ __forceinline__ const std::int32_t* table_of(const Params& p, const S
 }
 
 // One head of one row by one warp: norm, rotation, the one rounding; queries to memory, index
-// queries to shared memory, keys and values to the caches. Order of heads: q, k, v, index q, index k.
-__device__ __noinline__ void finish_head(const Layer& layer, int row, int head,
-                                         std::uint16_t* index_query) {
+// queries to shared memory, keys and values to the caches. Order of heads: q, k, v, index q, index
+// k.
+__device__ __forceinline__ void finish_head(const Layer& layer, int row, int head,
+                                            std::uint16_t* index_query) {
   const Params& p = shared().params;
   const Shape& s = p.shape;
   const StepRows& step = shared().step;
@@ -192,7 +193,7 @@ __device__ __forceinline__ void heads_stage(Context& c) {
   const int index_jobs = (end_row - first_row) * s.index_heads;
   const int per_row = first_index + (sparse && !score ? 1 : 0);
   const int all = step.rows * per_row;
-  const int head_jobs = c.block < all ? (all - c.block + c.blocks - 1) / c.blocks : 0;
+  const int head_jobs = over_blocks(all - c.block + c.blocks - 1);
   const int key_jobs = score ? step.rows : 0;
 #pragma unroll 1
   for (int job = c.warp; job < index_jobs + head_jobs + key_jobs; job += kWarps) {

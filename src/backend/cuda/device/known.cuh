@@ -16,45 +16,50 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 inline constexpr bool kM3 = MONOLAYER_KERNELS_M3;
 
-__device__ __forceinline__ int hidden_of(const Shape& s) {
-  return kM3 ? 6144 : s.hidden;
-}
-__device__ __forceinline__ int head_dim_of(const Shape& s) {
-  return kM3 ? 128 : s.head_dim;
-}
-__device__ __forceinline__ int index_dim_of(const Shape& s) {
-  return kM3 ? 128 : s.index_dim;
-}
-__device__ __forceinline__ int rotary_of(const Shape& s) {
-  return kM3 ? 64 : s.rotary;
-}
-__device__ __forceinline__ int group_of(const Shape& s) {
-  return kM3 ? 16 : s.group;
-}
-__device__ __forceinline__ int block_size_of(const Shape& s) {
-  return kM3 ? 128 : s.block_size;
-}
-__device__ __forceinline__ int topk_of(const Shape& s) {
-  return kM3 ? 16 : s.topk;
-}
-__device__ __forceinline__ int chosen_of(const Shape& s) {
-  return kM3 ? 4 : s.chosen;
-}
-__device__ __forceinline__ int experts_of(const Shape& s) {
-  return kM3 ? 128 : s.experts;
-}
-__device__ __forceinline__ int kv_fp8_of(const Shape& s) {
-  return kM3 ? 1 : s.kv_fp8;
-}
-__device__ __forceinline__ int index_fp8_of(const Shape& s) {
-  return kM3 ? 1 : s.index_fp8;
-}
+__device__ __forceinline__ int hidden_of(const Shape& s) { return kM3 ? 6144 : s.hidden; }
+__device__ __forceinline__ int head_dim_of(const Shape& s) { return kM3 ? 128 : s.head_dim; }
+__device__ __forceinline__ int index_dim_of(const Shape& s) { return kM3 ? 128 : s.index_dim; }
+__device__ __forceinline__ int rotary_of(const Shape& s) { return kM3 ? 64 : s.rotary; }
+__device__ __forceinline__ int group_of(const Shape& s) { return kM3 ? 16 : s.group; }
+__device__ __forceinline__ int block_size_of(const Shape& s) { return kM3 ? 128 : s.block_size; }
+__device__ __forceinline__ int topk_of(const Shape& s) { return kM3 ? 16 : s.topk; }
+__device__ __forceinline__ int chosen_of(const Shape& s) { return kM3 ? 4 : s.chosen; }
+__device__ __forceinline__ int experts_of(const Shape& s) { return kM3 ? 128 : s.experts; }
+__device__ __forceinline__ int kv_fp8_of(const Shape& s) { return kM3 ? 1 : s.kv_fp8; }
+__device__ __forceinline__ int index_fp8_of(const Shape& s) { return kM3 ? 1 : s.index_fp8; }
 
-// Formats of matrices; kAnyFormat: what the matrix says.
+// Kinds of matrices: format, tiles of a part and parts of an item where they are known; 0 or
+// kAnyFormat: what the matrix says.
 inline constexpr int kAnyFormat = -1;
-inline constexpr int kProjection = kM3 ? static_cast<int>(Format::kE4M3) : kAnyFormat;
-inline constexpr int kRouterFormat = kM3 ? static_cast<int>(Format::kBF16) : kAnyFormat;
-inline constexpr int kExpert = kM3 ? static_cast<int>(Format::kMXFP4) : kAnyFormat;
+template <int FORMAT, int TILES, int SPAN>
+struct Kind {
+  static constexpr int kFormat = kM3 ? FORMAT : kAnyFormat;
+  static constexpr int kChunkTiles = !kM3 || FORMAT < 0                          ? 0
+                                     : FORMAT == static_cast<int>(Format::kBF16) ? 6
+                                                                                 : 12;
+
+  __device__ static Format format(const Matrix& m) {
+    return kFormat < 0 ? m.format : static_cast<Format>(kFormat);
+  }
+  __device__ static int tiles(const Matrix& m) { return kM3 && TILES > 0 ? TILES : m.tiles; }
+  __device__ static int span(const Matrix& m) { return kM3 && SPAN > 0 ? SPAN : m.span; }
+  __device__ static int chunk_tiles(const Matrix& m) {
+    return kChunkTiles > 0 ? kChunkTiles : m.chunk_tiles;
+  }
+  __device__ static int chunks(const Matrix& m) {
+    if constexpr (kChunkTiles == 0 || SPAN == 0) {
+      return m.chunks;
+    } else {
+      return (SPAN * TILES + kChunkTiles - 1) / kChunkTiles;
+    }
+  }
+};
+using AnyKind = Kind<kAnyFormat, 0, 0>;
+using ProjectionKind = Kind<static_cast<int>(Format::kE4M3), 24, 1>;
+using OutputKind = Kind<static_cast<int>(Format::kE4M3), 32, 1>;
+using RouterKind = Kind<static_cast<int>(Format::kBF16), 12, 1>;
+using GateUpKind = Kind<static_cast<int>(Format::kMXFP4), 12, 1>;
+using DownKind = Kind<static_cast<int>(Format::kMXFP4), 6, 0>;
 
 // Every part of a row is made of whole tiles, so no padding lies between them.
 __device__ __forceinline__ bool is_padded(const Matrix& m) {

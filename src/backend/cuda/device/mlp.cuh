@@ -6,9 +6,9 @@
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
-// Sums of gate and up, then the expert's activation, for a run of units. `by_slot`: all rows of the
-// step are staged, a slot reads its own; otherwise the rows of the run's one pass are.
-__device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool by_slot) {
+// The expert's activation from sums of `units` units, first.. of a run, that `red` holds.
+__device__ __forceinline__ void activate(const Context& c, const Run& run, int first, int units,
+                                         const float* red) {
   const Matrix& m = run.m;
   const Table& t = c.s.table;
   const Shape& s = c.p.shape;
@@ -16,92 +16,115 @@ __device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool b
   const int log_parts = 31 - __clz(parts);
   const int width = c.p.red_columns;
   const int log_width = 31 - __clz(width);
-  const int own = c.lane >> 2;
+  const int total = units * 8 * width * parts;
 #pragma unroll 1
-  for (int first = 0; first < run.units; first += run.batch) {
-    const int n = min(run.batch, run.units - first);
-    float* red = red_half(c);
-    item_products<kExpert>(
-        c, run, first, n,
-        [&](int unit) {
-          const int pass = run.place(unit).pass;
-          const bool on = own < t.count[pass];
-          const int row = by_slot && on ? t.slot_row[t.first[pass] + own] : own;
-          return column(c, m.row_bytes, row, on);
-        },
-        [&](int unit, int part, float4 v) {
-          keep_sums(c, red, (unit - first) * parts + part, v);
-        });
-    sync(c);
-    c.half ^= 1;
-    const int total = n * 8 * width * parts;
-#pragma unroll 1
-    for (int i = c.thread; (i & ~31) < total; i += kThreads) {
-      const int part = i & (parts - 1);
-      const int at = i >> log_parts;
-      const int column_of = at & (width - 1);
-      const int j = at >> log_width & 7;
-      const int k = at >> log_width >> 3;
-      const bool in = i < total;
-      const float* from = red + ((k * parts + part) * 16 + j) * width + column_of;
-      float gate = add_parts(parts, in ? from[0] : 0.0F);
-      float up = add_parts(parts, in ? from[8 * width] : 0.0F);
-      if (!in || part != 0) continue;
-      const Run::Place place = run.place(first + k);
-      if (column_of >= t.count[place.pass]) continue;
-      const float* scales = m.row_scale;
-      if (scales != nullptr) {
-        scales += (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 + j;
-      }
-      gate *= row_factor(scales, 0);
-      up *= row_factor(scales, 8);
-      const float g = s.limit < gate ? s.limit : gate;
-      float u = s.limit < up ? s.limit : up;
-      u = u < -s.limit ? -s.limit : u;
-      c.p.mid[static_cast<std::int64_t>(t.first[place.pass] + column_of) * s.mid_width +
-              place.group * 8 + j] = scaled_bf16((g * sigmoid(s.alpha * g)) * (u + s.beta));
+  for (int i = c.thread; (i & ~31) < total; i += kThreads) {
+    const int part = i & (parts - 1);
+    const int at = i >> log_parts;
+    const int column_of = at & (width - 1);
+    const int j = at >> log_width & 7;
+    const int k = at >> log_width >> 3;
+    const bool in = i < total;
+    const float* from = red + ((k * parts + part) * 16 + j) * width + column_of;
+    float gate = add_parts(parts, in ? from[0] : 0.0F);
+    float up = add_parts(parts, in ? from[8 * width] : 0.0F);
+    if (!in || part != 0) continue;
+    const Run::Place place = run.place(first + k);
+    if (column_of >= t.count[place.pass]) continue;
+    if (!kM3 && m.row_scale != nullptr) {
+      const float* scales =
+          m.row_scale + (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 + j;
+      gate *= __ldg(scales);
+      up *= __ldg(scales + 8);
     }
+    const float g = s.limit < gate ? s.limit : gate;
+    float u = s.limit < up ? s.limit : up;
+    u = u < -s.limit ? -s.limit : u;
+    c.p.mid[static_cast<std::int64_t>(t.first[place.pass] + column_of) * s.mid_width +
+            place.group * 8 + j] = scaled_bf16((g * sigmoid(s.alpha * g)) * (u + s.beta));
+  }
+}
+
+__device__ __forceinline__ void wait_red(const Context& c, std::uint64_t* b, std::uint32_t parity) {
+  while (!mbarrier_try(b, parity)) {
+    if (c.s.abort != 0) break;
+  }
+}
+
+// Sums of gate and up, then the activation, for a run of units. `by_slot`: all rows of the step are
+// staged, a slot reads its own; otherwise the rows of the run's one pass are. Warps meet one batch
+// late, so that none waits for the slowest of a batch: sums of two batches lie side by side.
+__device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool by_slot) {
+  const Matrix& m = run.m;
+  const Table& t = c.s.table;
+  const int parts = wide_parts(m);
+  const int own = c.lane >> 2;
+  const int half_floats = c.p.red_entries * 16 * c.p.red_columns;
+#pragma unroll 1
+  for (int first = 0;; first += run.batch, ++c.batches) {
+    const int half = static_cast<int>(c.batches & 1);
+    const std::uint32_t parity = c.batches >> 1 & 1;
+    if (first < run.units) {
+      float* red = c.red + half * half_floats;
+      item_products<GateUpKind>(
+          c, run, first, min(run.batch, run.units - first),
+          [&](int unit) {
+            const int pass = run.place(unit).pass;
+            const bool on = own < t.count[pass];
+            const int row = by_slot && on ? t.slot_row[t.first[pass] + own] : own;
+            return column(c, m.row_bytes, row, on);
+          },
+          [&](int unit, int part, float4 v) {
+            wait_red(c, &c.s.red_free[half], parity ^ 1);
+            keep_sums(c, red, (unit - first) * parts + part, v);
+          });
+      __syncwarp();
+      if (c.lane == 0) mbarrier_arrive(&c.s.red_done[half]);
+    }
+    if (first > 0) {
+      const int before = half ^ 1;
+      wait_red(c, &c.s.red_done[before], c.batches - 1 >> 1 & 1);
+      activate(c, run, first - run.batch, min(run.batch, run.units - first + run.batch),
+               c.red + before * half_floats);
+      __syncwarp();
+      if (c.lane == 0) mbarrier_arrive(&c.s.red_free[before]);
+    }
+    if (first >= run.units) break;
   }
 }
 
 // Passes [first, end) of the table: the shared expert's, or all routed ones.
-__device__ __noinline__ void gate_up_passes(bool routed) {
-  Context c = open_context();
+__device__ __forceinline__ void gate_up_passes(Context& c, bool routed) {
   const Layer& layer = c.layer();
   const Table& t = c.s.table;
   const Matrix& m = routed ? layer.gate_up : layer.shared_gate_up;
   const int rows = c.step().rows;
   const bool by_slot = rows <= kColumns;
-  if (by_slot && c.staged != Layout(m).id()) {
-    stage_norm(m, c.p.middle, layer.post_norm, rows, Rows{0, nullptr}, nullptr);
-    c.staged = Layout(m).id();
+  const bool staged = by_slot && c.staged == Layout(m).id();
+  gate_up_runs(
+      m, routed ? t.shared_passes : 0, routed ? t.passes : t.shared_passes,
+      routed ? layer.shared_gate_up.row_groups : 0, rows, c.block, c.blocks, [&](const Run& run) {
+        if (!staged) {
+          const int pass = run.place(0).pass;
+          stage_norm(m, c.p.middle, layer.post_norm, by_slot ? rows : t.count[pass],
+                     by_slot ? Rows{0, nullptr} : Rows{t.first[pass], t.slot_row}, nullptr);
+        }
+        gate_up_units(c, run, by_slot);
+      });
+}
+
+// Gate and up of the expert that every row goes to (or of a dense layer's MLP), which needs no
+// routing, or of the routed ones.
+__device__ __forceinline__ void gate_up_half(Context& c) {
+  if (c.routed == 0) {
+    share_table(c);
+    sync(c);
+  } else {
+    build_table(c);
   }
-  gate_up_runs(m, routed ? t.shared_passes : 0, routed ? t.passes : t.shared_passes,
-               routed ? layer.shared_gate_up.row_groups : 0, rows, c.block, c.blocks,
-               [&](const Run& run) {
-                 if (!by_slot) {
-                   const int pass = run.place(0).pass;
-                   stage_norm(m, c.p.middle, layer.post_norm, t.count[pass],
-                              Rows{t.first[pass], t.slot_row}, nullptr);
-                 }
-                 gate_up_units(c, run, by_slot);
-               });
-  if (routed) c.staged = -1;
-  close_context(c);
-}
-
-// The expert that every row goes to (or a dense layer's MLP): needs no routing.
-__device__ __noinline__ void shared_stage() {
-  Context c = open_context();
-  share_table(c);
-  sync(c);
-  if (c.s.table.shared_passes > 0) gate_up_passes(false);
-}
-
-__device__ __noinline__ void gate_up_stage() {
-  Context c = open_context();
-  build_table(c);
-  if (c.layer().moe != 0) gate_up_passes(true);
+  gate_up_passes(c, c.routed != 0);
+  if (c.routed == 0) return;
+  c.staged = -1;
   if (c.block == 0) {
 #pragma unroll 1
     for (int i = c.thread; i < static_cast<int>(sizeof(Table) / 4); i += kThreads) {
@@ -186,7 +209,7 @@ __device__ __forceinline__ void down_stage(Context& c) {
       const Run run = batch.run(layer, t, which);
       const Matrix& m = run.m;
       if (run.units == 0) continue;
-      item_products<kExpert>(
+      item_products<DownKind>(
           c, run, 0, run.units,
           [&](int unit) {
             const int pass = run.place(unit).pass;
@@ -196,10 +219,10 @@ __device__ __forceinline__ void down_stage(Context& c) {
             const Run::Place place = run.place(unit);
             float low = 1;
             float high = 1;
-            if (m.row_scale != nullptr) {
+            if (!kM3 && m.row_scale != nullptr) {
               const float* scales =
-                  m.row_scale +
-                  (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 + own;
+                  m.row_scale + (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 +
+                  own;
               low = __ldg(scales);
               high = __ldg(scales + 8);
             }
@@ -216,8 +239,7 @@ __device__ __forceinline__ void down_stage(Context& c) {
     // A batch that is not the last of its groups leaves its sums in c.p.carry.
     const int width = batch.groups * 16;
     const int total = rows * width * parts;
-    float* carried =
-        c.p.carry + static_cast<std::int64_t>(c.block) * kMaxRows * 16 * parts;
+    float* carried = c.p.carry + static_cast<std::int64_t>(c.block) * kMaxRows * 16 * parts;
 #pragma unroll 1
     for (int i = c.thread; (i & ~31) < total; i += kThreads) {
       const bool in = i < total;

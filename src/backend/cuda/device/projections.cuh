@@ -33,7 +33,7 @@ __device__ __forceinline__ void qkv_stage(Context& c) {
   for (int first = 0; first < c.step().rows; first += kColumns) {
     const int n = min(kColumns, c.step().rows - first);
     stage_norm(m, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr}, nullptr);
-    share_product<kProjection>(c, m, n, [&](int group, int i, int column_of, float sum) {
+    share_product<ProjectionKind>(c, m, n, [&](int group, int i, int column_of, float sum) {
       const int out = group * 16 + i;
       if (out >= c.p.shape.projected) return;
       c.p.projected[static_cast<std::int64_t>(first + column_of) * c.p.shape.projected + out] =
@@ -56,7 +56,7 @@ __device__ __forceinline__ void output_stage(Context& c) {
                [&](int r) { return c.p.attended + static_cast<std::int64_t>(first + r) * m.cols; });
     wait_copies();
     sync(c);
-    share_product<kProjection>(c, m, n, [&](int group, int i, int column_of, float sum) {
+    share_product<OutputKind>(c, m, n, [&](int group, int i, int column_of, float sum) {
       const int out = group * 16 + i;
       if (out >= hidden) return;
       const std::int64_t at = static_cast<std::int64_t>(first + column_of) * hidden + out;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void router_stage(Context& c) {
     const int n = min(kColumns, c.step().rows - first);
     stage_norm(m, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr}, nullptr);
     const Column x = column(c, m.row_bytes, own, own < n);
-    item_products<kRouterFormat>(
+    item_products<RouterKind>(
         c, run, 0, run.units,
         [&](int unit) {
           const int offset = x.stride != 0 ? first_part(unit) * m.part_cols * 2 : 0;
@@ -87,8 +87,8 @@ __device__ __forceinline__ void router_stage(Context& c) {
         [&](int unit, int part, float4 v) {
           const int stride = 16 * m.row_groups;
           const int column_of = 2 * (c.lane & 3);
-          float* to =
-              c.p.router + ((first_part(unit) + part) * kMaxRows + first + column_of) * stride +
+          float* to = c.p.router +
+                      ((first_part(unit) + part) * kMaxRows + first + column_of) * stride +
                       (run.begin + unit >> m.log_items) * 16 + own;
           if (column_of < n) to[0] = v.x, to[8] = v.z;
           to += stride;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void head_stage(Context& c) {
     const int n = min(kColumns, n_all - first);
     stage_norm(m, c.p.hidden, c.p.final_norm, n, Rows{first, c.step().logit_row},
                c.block == 0 ? c.p.normed : nullptr);
-    share_product<kAnyFormat>(c, m, n, [&](int group, int i, int column_of, float sum) {
+    share_product<AnyKind>(c, m, n, [&](int group, int i, int column_of, float sum) {
       const int out = group * 16 + i;
       if (out >= c.p.shape.vocab) return;
       c.p.logits[static_cast<std::int64_t>(first + column_of) * c.p.shape.vocab + out] =

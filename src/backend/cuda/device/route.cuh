@@ -1,8 +1,8 @@
 // Which experts a step's rows go to.
 #pragma once
 
-#include "backend/cuda/device/units.cuh"
 #include "backend/cuda/device/rows.cuh"
+#include "backend/cuda/device/units.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
@@ -76,7 +76,8 @@ __device__ __forceinline__ void route_row(Context& c, int row) {
   // Ascending ids: the rank of each choice, then the sum in that order.
   int rank = 0;
 #pragma unroll 1
-  for (int k = 0; k < chosen_of(s); ++k) rank += __shfl_sync(0xFFFFFFFFU, own_id, k) < own_id ? 1 : 0;
+  for (int k = 0; k < chosen_of(s); ++k)
+    rank += __shfl_sync(0xFFFFFFFFU, own_id, k) < own_id ? 1 : 0;
   float sum = 0;
 #pragma unroll 1
   for (int k = 0; k < chosen_of(s); ++k) {

@@ -27,9 +27,7 @@ __device__ __forceinline__ float exponential(float x) {
   };
   return (p * power_of_two(first)) * power_of_two(power - first);
 }
-__device__ __forceinline__ float sigmoid(float x) {
-  return __fdiv_rn(1.0F, 1.0F + exponential(-x));
-}
+__device__ __noinline__ float sigmoid(float x) { return __fdiv_rn(1.0F, 1.0F + exponential(-x)); }
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
@@ -101,7 +99,8 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
         reinterpret_cast<const uint4*>(from) + static_cast<std::int64_t>(row_of(r)) * vectors;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (place[k] >= 0) copy_async(x + r * layout.row_bytes + place[k], row + thread + k * kThreads);
+      if (place[k] >= 0)
+        copy_async(x + r * layout.row_bytes + place[k], row + thread + k * kThreads);
     }
   }
   wait_copies();
@@ -124,8 +123,8 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
     if (thread % 32 == 0) {
       // Rows are staged scaled by a power of two, which commutes with every rounding.
       s.factor[thread / 32] =
-          __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(total, static_cast<float>(hidden)) +
-                                     s.params.shape.eps)) *
+          __fdiv_rn(1.0F,
+                    __fsqrt_rn(__fdiv_rn(total, static_cast<float>(hidden)) + s.params.shape.eps)) *
           kActivationScale;
     }
   }
@@ -149,8 +148,8 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
   sync();
 }
 
-// Copies rows at(0..n-1), layout.cols values each, stored scaled as they are staged, into staged rows
-// first..first+n-1 of row_bytes. The caller waits for the copies and synchronises around it.
+// Copies rows at(0..n-1), layout.cols values each, stored scaled as they are staged, into staged
+// rows first..first+n-1 of row_bytes. The caller waits for the copies and synchronises around it.
 template <typename A>
 __device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int row_bytes,
                                            int first, int n, A&& at) {

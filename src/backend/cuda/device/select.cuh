@@ -23,8 +23,17 @@ __device__ __forceinline__ std::uint64_t block_key(const Context& c, const float
     const int first = block * per_block;
     const int count = min(per_block, last_group + 1 - first);
     float v[8];
+    if (kM3) {
+      // A row of scores is padded to whole blocks.
+      const float4 low = __ldcg(reinterpret_cast<const float4*>(scores + first));
+      const float4 high = __ldcg(reinterpret_cast<const float4*>(scores + first) + 1);
+      const float loaded[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = i < count ? load_l2(scores + first + i) : -INFINITY;
+      for (int i = 0; i < 8; ++i) v[i] = i < count ? loaded[i] : -INFINITY;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = i < count ? load_l2(scores + first + i) : -INFINITY;
+    }
 #pragma unroll
     for (int i = 0; i < 8; ++i) best = best < v[i] ? v[i] : best;
     const std::uint32_t bits = __float_as_uint(best + 0.0F);
@@ -37,7 +46,7 @@ __device__ __forceinline__ std::uint64_t block_key(const Context& c, const float
 // More blocks than a rank is counted for: one round a block, the best of those below the last one
 // taken. Apart, because it is rarely run and code has to be fetched.
 __device__ __noinline__ void select_rounds(const float* scores, int blocks, int last_group) {
-  Context c = open_context();
+  Context c = open_context({});
   const Shape& s = c.p.shape;
   auto* keys = reinterpret_cast<std::uint64_t*>(c.x);
   auto* chosen = keys;

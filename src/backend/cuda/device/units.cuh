@@ -15,13 +15,13 @@ __device__ __forceinline__ std::uint32_t divider(int divisor) {
 struct Run {
   const Matrix& m;
   int units;
-  int begin, step;  // unit i is number begin + i * step
-  int per_pass;     // numbers of one pass
+  int begin, step;      // unit i is number begin + i * step
+  int per_pass;         // numbers of one pass
   std::uint32_t magic;  // number / per_pass is the high word of number * magic
-  int group;        // row group of a pass's first number
-  int pass;         // pass of number 0; -1: numbers are row groups of the matrix alone
-  int batch;        // units between two meetings of the warps; 0: all
-  int log_items;    // items of a unit
+  int group;            // row group of a pass's first number
+  int pass;             // pass of number 0; -1: numbers are row groups of the matrix alone
+  int batch;            // units between two meetings of the warps; 0: all
+  int log_items;        // items of a unit
   std::int64_t unit_bytes;
 
   struct Place {
@@ -49,8 +49,17 @@ __device__ __forceinline__ Run share_of(const Matrix& m, int block, int blocks) 
 // This block's items of a router, whatever row group they belong to.
 __device__ __forceinline__ Run items_of(const Matrix& m, int block, int blocks) {
   const Share mine(m.row_groups << m.log_items, block, blocks);
-  return {m, mine.count(), mine.begin, 1, 1, 0, 0, -1, 0,
-          0, static_cast<std::int64_t>(m.span) * m.tiles * m.tile_bytes};
+  return {m,
+          mine.count(),
+          mine.begin,
+          1,
+          1,
+          0,
+          0,
+          -1,
+          0,
+          0,
+          static_cast<std::int64_t>(m.span) * m.tiles * m.tile_bytes};
 }
 
 // Units (pass, row group) of gate and up projections, for passes [first, end). Up to eight rows:
@@ -67,15 +76,18 @@ __device__ __forceinline__ void gate_up_runs(const Matrix& m, int first, int end
   int step = 1;
   const std::uint32_t magic = divider(m.row_groups);
   if (dealt) {
-    begin = (block + blocks - offset % blocks) % blocks;
+    begin = block - (offset - over_blocks(offset) * blocks);
+    if (begin < 0) begin += blocks;
     stop = total;
     step = blocks;
   }
 #pragma unroll 1
   while (begin < stop) {
-    const int next = dealt ? stop : min(stop, (begin / m.row_groups + 1) * m.row_groups);
-    f(Run{m, (next - begin + step - 1) / step, begin, step, m.row_groups, magic, 0, first,
-          groups_at_once(m), m.log_items, m.group_bytes});
+    const int pass = static_cast<int>(__umulhi(static_cast<std::uint32_t>(begin), magic));
+    const int next = dealt ? stop : min(stop, (pass + 1) * m.row_groups);
+    const int units = dealt ? over_blocks(next - begin + blocks - 1) : next - begin;
+    f(Run{m, units, begin, step, m.row_groups, magic, 0, first, max(1, kWarps / m.parts),
+          m.log_items, m.group_bytes});
     begin = next;
   }
 }
