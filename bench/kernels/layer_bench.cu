@@ -81,6 +81,7 @@ __global__ void stream(const uint4* from, std::uint64_t vectors, std::uint32_t* 
 
 struct Bench {
   bool m3 = true;
+  int round = 0, flight = 0;  // not 0: instead of what the plan says
   int shared_cap = 0;  // bytes a block may take of shared memory, if fewer than the device has
   int layers = 57, context = 8192, runs = 15, blocks = 0, shared_limit = 0;
   std::vector<int> rows{1, 2, 4, 8, 16};
@@ -296,7 +297,9 @@ void Bench::divide(int n, int in_flight) {
   const int row = std::max(host_layers[0].qkv.row_bytes, host_layers[0].o.row_bytes);
   if (!cuda::plan_shared_memory(n, row, cuda::attention_bytes(128, true), shared_limit, p))
     std::exit(1);
+  if (flight > 0 && in_flight == 0) in_flight = flight;
   if (in_flight > 0) p.in_flight = std::min(in_flight, p.slots);
+  if (round > 0) p.round = std::min(round, p.round);
 }
 
 void Bench::reset(int n) {
@@ -360,6 +363,8 @@ int main(int argc, char** argv) {
     if (arg.rfind("json=", 0) == 0) json_file = value;
     if (arg == "sweep") sweep = true;
     if (arg == "any") b.m3 = false;
+    if (arg.rfind("round=", 0) == 0) b.round = std::atoi(value.c_str());
+    if (arg.rfind("flight=", 0) == 0) b.flight = std::atoi(value.c_str());
     if (arg.rfind("shared=", 0) == 0) b.shared_cap = std::atoi(value.c_str());
     if (arg.rfind("rows=", 0) == 0) {
       b.rows.clear();
