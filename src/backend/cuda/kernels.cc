@@ -7,8 +7,8 @@
 namespace monolayer::cuda {
 namespace {
 
-// Copies on their way: about 50 KB keep the memory busy, more delays whoever waits for little.
-constexpr int kInFlight = 8;
+// Copies on their way, at most: eight to sixteen, 50 to 100 KB.
+constexpr int kInFlight = 16;
 constexpr int kMaxSlots = 40;
 constexpr int kSmallLimit = 195 * 1024;
 
@@ -45,7 +45,7 @@ bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, P
   params.in_flight = std::min(kInFlight, params.slots);
   // A warp may wait for a slot no more than one ring ahead of what has been copied.
   for (params.round = kWarps; params.round > params.slots;) params.round /= 2;
-  return params.slots >= 4;
+  return params.slots >= 8;  // copies leave eight at a time
 }
 
 int shared_memory(const Params& params) {

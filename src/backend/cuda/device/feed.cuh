@@ -1,6 +1,6 @@
 // The feeding warp copies weights into the ring in the order the other warps use them, as far ahead
 // as the ring is deep and as addresses are known, with a cap on the bytes in flight. A lane has an
-// item of a round: addresses are computed side by side, and copies leave four at a time, each when
+// item of a round: addresses are computed side by side, and copies leave eight at a time, each when
 // its slot is free and the copy `cap` places earlier has landed.
 #pragma once
 
@@ -29,7 +29,7 @@ __device__ __forceinline__ void wait_landed(Shared& s, int slot, std::uint32_t p
 // Copies a run, in rounds of one item a warp; within a round copy by copy of all items. `stride`:
 // from one expert to the next, 0 for a matrix that is not one of several. All lanes.
 __device__ __noinline__ void feed_run(Feed& feed, const Run& run, std::int64_t stride) {
-  constexpr int kTogether = 4;
+  constexpr int kTogether = 8;
   Shared& s = shared();
   const Matrix& m = run.m;
   Feed f = feed;
