@@ -171,6 +171,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
       mbarrier_init(&s.red_free[i], kWarps);
     }
     mbarrier_fence_init();
+    s.issued = 0;
     s.abort = 0;
     *reinterpret_cast<uint4*>(s.zero) = {0, 0, 0, 0};
   }

@@ -11,7 +11,9 @@ inline constexpr int kMaxSlots = 40;
 
 // What a warp carries from one stage to the next, in registers.
 struct State {
-  int slot;  // of the ring
+  std::uint32_t
+      place;  // of the next copy among all; then its slot of the ring and that slot's phase
+  int slot;
   std::uint32_t phase;
   int turn;               // warp that takes the next item
   int half;               // of the sums
@@ -36,6 +38,7 @@ struct Shared {
   std::uint64_t full[kMaxSlots], empty[kMaxSlots], routed;
   std::uint64_t red_done[2], red_free[2];  // halves of the sums, in gate_up
   alignas(16) unsigned char zero[16];      // what columns without a row read
+  volatile std::uint32_t issued;           // copies into the ring so far
   volatile std::int32_t abort;
 };
 // 128 bytes each, so that bulk copies start aligned.

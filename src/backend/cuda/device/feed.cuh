@@ -11,7 +11,7 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 struct Feed {
   int slot = 0;
   std::uint32_t phase = 0;
-  int issued = 0;  // as far as the cap matters
+  std::uint32_t issued = 0;
   std::uint32_t routed_phase = 0;
   bool alive = true;
 };
@@ -65,7 +65,9 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, std::int64_t s
         std::uint32_t phase = f.phase;
         wrap_slot(slots, slot, phase);
         if (own >= 0 && own < count) {
-          if (f.issued + own >= cap) wait_landed(s, slot, phase, cap);
+          if (f.issued + own >= static_cast<std::uint32_t>(cap)) {
+            wait_landed(s, slot, phase, cap);
+          }
           while (!mbarrier_try(&s.empty[slot], phase ^ 1)) {
             dead = s.abort != 0;
             if (dead) break;
@@ -84,7 +86,8 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, std::int64_t s
         }
         f.slot += count;
         wrap_slot(slots, f.slot, f.phase);
-        f.issued = min(f.issued + count, kMaxSlots);
+        f.issued += count;
+        if (lane == 0) s.issued = f.issued;
       }
     }
     base += n;
@@ -139,7 +142,8 @@ __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
 __device__ __forceinline__ void drain(const Feed& f) {
   Shared& s = shared();
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  if (lane < min(f.issued, s.params.in_flight)) wait_landed(s, f.slot, f.phase, lane + 1);
+  const auto cap = static_cast<std::uint32_t>(s.params.in_flight);
+  if (lane < static_cast<int>(min(f.issued, cap))) wait_landed(s, f.slot, f.phase, lane + 1);
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

@@ -159,8 +159,8 @@ struct Column {
 // `last`: the slots are given back. Apart, one copy a format: code has to be fetched.
 template <int FORMAT>
 __device__ __noinline__ float4 product(Format format, int tiles, int chunk_tiles, int first,
-                                       bool last, Column x, int slot, std::uint32_t phase,
-                                       int step) {
+                                       bool last, Column x, std::uint32_t place, int slot,
+                                       std::uint32_t phase, int step) {
   Shared& s = shared();
   const int lane = static_cast<int>(threadIdx.x) & 31;
   if constexpr (FORMAT >= 0) format = static_cast<Format>(FORMAT);
@@ -170,9 +170,15 @@ __device__ __noinline__ float4 product(Format format, int tiles, int chunk_tiles
   float acc[2][4] = {};
   const int tile = kFixedBytes + first * tile_bytes + lane * 16;
   while (true) {
+    // Copies land in any order, and a barrier tells only even phases from odd ones: a warp that is
+    // ahead must not take the landing of the slot's last copy but one for its own. After giving up
+    // nothing is used any more, but lanes stay together.
+    while (static_cast<std::int32_t>(s.issued - place) <= 0) {
+      if (s.abort != 0) break;
+    }
     const std::uint32_t full = shared_address(&s.full[slot]);
     while (!mbarrier_try(full, phase)) {
-      if (s.abort != 0) break;  // nothing is used any more, but lanes stay together
+      if (s.abort != 0) break;
     }
     const int n = min(tiles, chunk_tiles);
     const int at = tile + slot * kSlotBytes;
@@ -191,6 +197,7 @@ __device__ __noinline__ float4 product(Format format, int tiles, int chunk_tiles
     if (last && lane == 0) mbarrier_arrive(&s.empty[slot]);
     if (tiles == 0) break;
     slot += step;
+    place += static_cast<std::uint32_t>(step);
     wrap_slot(s.params.slots, slot, phase);
   }
   if (format == Format::kMXFP4) {
@@ -229,10 +236,11 @@ __device__ __forceinline__ void item_products(Context& c, const Run& run, int be
       for (int k = 0; k < span; ++k, x.offset += part_bytes) {
         store(unit, part + k,
               product<K::kFormat>(K::format(m), K::tiles(m), K::chunk_tiles(m), k * K::tiles(m),
-                                  k + 1 == span, x, slot, phase, n));
+                                  k + 1 == span, x, c.place + mine, slot, phase, n));
       }
     }
     c.slot += n * K::chunks(m);
+    c.place += static_cast<std::uint32_t>(n * K::chunks(m));
     wrap_slot(c.slots, c.slot, c.phase);
   }
   c.turn = (c.turn + items) & (round - 1);
