@@ -137,7 +137,7 @@ Status run_eval(const EvalFlags& flags) {
                 "95 % (Wilson)", "wrong", "truncated", "unparsed", "failed");
     for (const engine::EvalTask& task : report.tasks) print(task);
     for (const engine::EvalMiss& miss : report.misses)
-      std::printf("miss, line %lld: expected %s\n  got %s\n", static_cast<long long>(miss.line + 1),
+      std::printf("miss, line %lld: expected %s\n  got %s\n", static_cast<long long>(miss.line) + 1,
                   miss.answer.c_str(), miss.reply.c_str());
     if (report.speculation.steps > 0)
       std::printf("speculation: %.3f tokens a step, %lld steps of single sequences\n",

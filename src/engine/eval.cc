@@ -185,10 +185,11 @@ Interval wilson(std::int64_t hits, std::int64_t trials) {
 
 std::int64_t eval_pool_tokens(const std::vector<EvalItem>& items, std::int64_t rows) {
   std::vector<std::int64_t> pages;
+  pages.reserve(items.size());
   for (const EvalItem& item : items)
-    pages.push_back(
-        (static_cast<std::int64_t>(item.prompt.ids.size()) + item.max_tokens + m3::kPageTokens) /
-        m3::kPageTokens);
+    pages.push_back((static_cast<std::int64_t>(item.prompt.ids.size()) + item.max_tokens +
+                     m3::kMostDrafts + m3::kPageTokens) /
+                    m3::kPageTokens);
   std::sort(pages.rbegin(), pages.rend());
   std::int64_t sum = 0;
   for (std::size_t i = 0; i < pages.size() && static_cast<std::int64_t>(i) < rows; ++i)

@@ -58,6 +58,9 @@ const BadLine kBadLines[] = {
     {"serve_budget",
      {"serve", "--port", "0", "--max-num-seqs", "100", "--max-num-batched-tokens", "128"},
      {"max_num_batched_tokens", "128", "228"}},
+    {"eval_without_data", {"eval"}, {"--data"}},
+    {"eval_missing_data", {"eval", "--data", "/no/such.jsonl"}, {"/no/such.jsonl"}},
+    {"eval_rows", {"eval", "--data", "/no/such.jsonl", "--rows", "0"}, {"--rows", "'0'"}},
     {"shell", {"completion", "tcsh"}, {"tcsh", "bash, zsh, fish"}},
 };
 
