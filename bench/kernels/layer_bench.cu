@@ -298,7 +298,8 @@ void Bench::divide(int n, int in_flight) {
   if (!cuda::plan_shared_memory(n, row, cuda::attention_bytes(128, true), shared_limit, p))
     std::exit(1);
   if (flight > 0 && in_flight == 0) in_flight = flight;
-  if (in_flight > 0) p.in_flight = std::min(in_flight, p.slots);
+  // Copies leave eight at a time.
+  if (in_flight > 0) p.in_flight = std::clamp(in_flight, 8, p.slots);
   if (round > 0) p.round = std::min(round, p.round);
 }
 
@@ -509,7 +510,7 @@ int main(int argc, char** argv) {
     }
     json += "}}";
     if (sweep) {
-      for (const int in_flight : {4, 6, 8, 10, 12, 16}) {
+      for (const int in_flight : {8, 10, 12, 16}) {
         b.divide(n, in_flight);
         if (b.p.in_flight < in_flight) break;
         cudaGraphExec_t graph = b.capture([&] { b.fused(b.p); });

@@ -86,9 +86,8 @@ Status run_eval(const EvalFlags& flags) {
   ML_ASSIGN_OR_RETURN(const auto defaults,
                       engine::generation_defaults(model->folder, model->config));
   ML_ASSIGN_OR_RETURN(const engine::TextModel text, engine::TextModel::load(model->folder));
-  ML_ASSIGN_OR_RETURN(
-      const auto items,
-      engine::read_eval_set(flags.data, text, model->config.vocab_size, flags.limit));
+  ML_ASSIGN_OR_RETURN(const auto items,
+                      engine::read_eval_set(flags.data, text, model->config, flags.limit));
 
   engine::NativeRunOptions run_options;
   run_options.backend = flags.run.backend;
@@ -137,7 +136,7 @@ Status run_eval(const EvalFlags& flags) {
                 "95 % (Wilson)", "wrong", "truncated", "unparsed", "failed");
     for (const engine::EvalTask& task : report.tasks) print(task);
     for (const engine::EvalMiss& miss : report.misses)
-      std::printf("miss, line %lld: expected %s\n  got %s\n", static_cast<long long>(miss.line) + 1,
+      std::printf("miss, line %lld: expected %s\n  got %s\n", static_cast<long long>(miss.line),
                   miss.answer.c_str(), miss.reply.c_str());
     if (report.speculation.steps > 0)
       std::printf("speculation: %.3f tokens a step, %lld steps of single sequences\n",
@@ -149,10 +148,8 @@ Status run_eval(const EvalFlags& flags) {
   nlohmann::json tasks = nlohmann::json::array(), misses = nlohmann::json::array();
   for (const engine::EvalTask& task : report.tasks) tasks.push_back(to_json(task));
   for (const engine::EvalMiss& miss : report.misses)
-    misses.push_back({{"task", miss.task},
-                      {"line", miss.line + 1},
-                      {"answer", miss.answer},
-                      {"reply", miss.reply}});
+    misses.push_back(
+        {{"task", miss.task}, {"line", miss.line}, {"answer", miss.answer}, {"reply", miss.reply}});
   nlohmann::json out = {{"model", model->folder},
                         {"data", flags.data},
                         {"path", flags.run.path},

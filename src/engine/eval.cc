@@ -58,7 +58,11 @@ class Replies {
     return done_;
   }
   const Reply& at(std::size_t item) const { return replies_[item]; }
-  const Status& error() const { return error_; }
+  // Of the first reply that has one.
+  Status error() const {
+    const std::lock_guard lock(mutex_);
+    return error_;
+  }
 
  private:
   void add(const RequestOutput& output) {
@@ -76,7 +80,7 @@ class Replies {
     if (!output.error.ok() && error_.ok()) error_ = output.error;
   }
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::unordered_map<std::uint64_t, std::size_t> items_;
   std::vector<RequestOutput> early_;
@@ -94,8 +98,8 @@ Request request_of(const EvalItem& item, const EvalOptions& options) {
   return request;
 }
 
-void count_answer(const EvalItem& item, const Reply& reply, std::size_t index,
-                  const EvalOptions& options, EvalTask& task, EvalReport& report) {
+void count_answer(const EvalItem& item, const Reply& reply, const EvalOptions& options,
+                  EvalTask& task, EvalReport& report) {
   ++task.asked;
   const auto prompt_tokens = static_cast<std::int64_t>(item.prompt.ids.size());
   task.prompt_tokens += prompt_tokens;
@@ -115,7 +119,7 @@ void count_answer(const EvalItem& item, const Reply& reply, std::size_t index,
     ++task.wrong;
   }
   if (static_cast<std::int64_t>(report.misses.size()) < options.misses)
-    report.misses.push_back({item.task, item.answer, reply.text, static_cast<std::int64_t>(index)});
+    report.misses.push_back({item.task, item.answer, reply.text, item.line});
 }
 
 // Mean loss a token over texts, and its spread: a ratio of sums, so the residuals of the texts
@@ -142,6 +146,12 @@ void predict_interval(const std::vector<std::pair<double, std::int64_t>>& texts,
   task.perplexity_interval = {std::exp(mean - kZ * error), std::exp(mean + kZ * error)};
 }
 
+// What ended the engine, as far as a reply tells; otherwise `seen`.
+Status stopped(const Engine& engine, const Replies& replies, const Status& seen) {
+  const Status error = replies.error();
+  return engine.stats().failed && !error.ok() ? error : seen;
+}
+
 EvalReport summarize(const std::vector<EvalItem>& items, const Replies& replies,
                      const EvalOptions& options) {
   EvalReport report;
@@ -156,7 +166,7 @@ EvalReport summarize(const std::vector<EvalItem>& items, const Replies& replies,
     EvalTask& task = report.tasks[place->second];
     const Reply& reply = replies.at(i);
     if (!items[i].predict) {
-      count_answer(items[i], reply, i, options, task, report);
+      count_answer(items[i], reply, options, task, report);
     } else if (reply.finish == FinishReason::kLength) {
       texts[place->second].emplace_back(reply.loss, reply.predicted);
     } else {
@@ -219,16 +229,21 @@ Result<EvalReport> run_eval(StepModel& model, const Tokenizer& tokenizer,
   for (std::size_t i = 0; i < items.size(); ++i) {
     const std::size_t done = replies.wait_below(in_flight);
     if (options.progress) options.progress(done, total);
-    ML_ASSIGN_OR_RETURN(const std::uint64_t id, engine->submit(request_of(items[i], options)));
-    replies.expect(id, i);
+    const Result<std::uint64_t> id = engine->submit(request_of(items[i], options));
+    // An engine that has stopped says why in the replies.
+    if (!id.ok()) return stopped(*engine, replies, id.status());
+    replies.expect(*id, i);
   }
   for (std::size_t left = in_flight; left > 0; --left) {
     const std::size_t done = replies.wait_below(left);
     if (options.progress) options.progress(done, total);
   }
   const EngineStats stats = engine->stats();
+  const Status end = stats.failed
+                         ? stopped(*engine, replies, {Code::kInternal, "engine", "stopped"})
+                         : ok_status();
   engine.reset();
-  ML_RETURN_IF_ERROR(replies.error());
+  ML_RETURN_IF_ERROR(end);
   EvalReport report = summarize(items, replies, options);
   report.steps = stats.steps;
   report.speculation = stats.speculation;

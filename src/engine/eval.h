@@ -40,7 +40,7 @@ struct EvalTask {
 // One question that did not come out exact, for people to look at.
 struct EvalMiss {
   std::string task, answer, reply;
-  std::int64_t line = 0;  // index of the item
+  std::int64_t line = 0;  // as EvalItem::line
 };
 
 struct EvalReport {
@@ -63,7 +63,8 @@ struct EvalOptions {
 // The pool that `rows` of these items need at once, in tokens.
 std::int64_t eval_pool_tokens(const std::vector<EvalItem>& items, std::int64_t rows);
 
-// Answers do not depend on `rows`. kInternal or the engine's own error when it stops.
+// Answers do not depend on `rows`. A question that the engine cannot answer counts as failed; the
+// engine's own error when it stops.
 Result<EvalReport> run_eval(StepModel& model, const Tokenizer& tokenizer,
                             const std::vector<EvalItem>& items, const EvalOptions& options);
 

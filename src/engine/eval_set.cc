@@ -51,7 +51,7 @@ Result<PromptRequest> question(const nlohmann::ordered_json& line, const std::st
 }
 
 Result<EvalItem> read_line(std::string_view text, const std::string& at, const TextModel& model,
-                           std::int64_t vocab_size) {
+                           const m3::ModelConfig& config) {
   ML_ASSIGN_OR_RETURN(const Json line, parse_json(text, at));
   ML_RETURN_IF_ERROR(check_keys(line, at));
   EvalItem item;
@@ -74,26 +74,33 @@ Result<EvalItem> read_line(std::string_view text, const std::string& at, const T
     // The second reading keeps the key order; the first one refused whatever could throw here.
     ML_ASSIGN_OR_RETURN(request, question(nlohmann::ordered_json::parse(text), at));
   }
-  ML_ASSIGN_OR_RETURN(item.prompt, model.build(request, vocab_size));
+  ML_ASSIGN_OR_RETURN(item.prompt, model.build(request, config.vocab_size));
   if (item.predict && item.prompt.ids.size() < 2)
     return Status(Code::kInvalidFile, at, "text has no second token to predict");
+  const auto tokens = static_cast<std::int64_t>(item.prompt.ids.size());
+  if (tokens + item.max_tokens > config.max_positions)
+    return Status(Code::kInvalidFile, at,
+                  std::to_string(tokens) + " prompt tokens and max_tokens " +
+                      std::to_string(item.max_tokens) + " are more than the model's " +
+                      std::to_string(config.max_positions) + " positions");
   return item;
 }
 
 }  // namespace
 
 Result<std::vector<EvalItem>> read_eval_set(const std::string& path, const TextModel& text,
-                                            std::int64_t vocab_size, std::int64_t limit) {
+                                            const m3::ModelConfig& config, std::int64_t limit) {
   ML_ASSIGN_OR_RETURN(const std::string file, read_text_file(path, std::size_t{256} << 20));
   std::vector<EvalItem> items;
   std::map<std::string, std::int64_t> taken;
-  std::size_t number = 0;
+  std::int64_t number = 0;
   for (std::size_t begin = 0; begin < file.size();) {
     std::size_t end = file.find('\n', begin);
     if (end == std::string::npos) end = file.size();
     const std::string at = path + ":" + std::to_string(++number);
     ML_ASSIGN_OR_RETURN(EvalItem item, read_line(std::string_view(file).substr(begin, end - begin),
-                                                 at, text, vocab_size));
+                                                 at, text, config));
+    item.line = number;
     begin = end + 1;
     if (limit > 0 && taken[item.task] >= limit) continue;
     ++taken[item.task];

@@ -59,7 +59,7 @@ class Eval : public ::testing::Test {
 
   Result<std::vector<EvalItem>> read(const std::string& lines, std::int64_t limit = 0) {
     std::ofstream(path_) << lines;
-    return read_eval_set(path_, *text_, model_->config.vocab_size, limit);
+    return read_eval_set(path_, *text_, model_->config, limit);
   }
   Result<EvalReport> run(const std::vector<EvalItem>& items, const std::string& path,
                          std::int64_t rows, int ranks = 1) {
@@ -109,13 +109,13 @@ TEST_F(Eval, EveryAnswerIsCountedInItsPlace) {
   EXPECT_EQ(sums.unparsed + sums.failed, 0);
   EXPECT_EQ(report->tasks[1].exact, 1);
   ASSERT_EQ(report->misses.size(), 2U);
-  EXPECT_EQ(report->misses[0].line, 1);
+  EXPECT_EQ(report->misses[0].line, 2);
 }
 
 // Native, fused, two ranks, one row or many: the same answers, and so the same figures.
 TEST_F(Eval, FiguresDoNotDependOnThePath) {
-  auto items = read_eval_set(kRoot + "/tests/data/eval/nano_small.jsonl", *text_,
-                             model_->config.vocab_size, 1);
+  auto items =
+      read_eval_set(kRoot + "/tests/data/eval/nano_small.jsonl", *text_, model_->config, 1);
   ASSERT_TRUE(items.ok()) << items.status().to_string();
   const auto first = run(*items, "native", 16);
   ASSERT_TRUE(first.ok()) << first.status().to_string();
@@ -178,6 +178,60 @@ TEST_F(Eval, PerplexityIsThatOfTheLogits) {
   EXPECT_GT(task.perplexity_interval.high, want);
 }
 
+// Numbers that no answer can come from, for the prompt of one length.
+class NoNumbers : public NativeModel {
+ public:
+  NoNumbers(const m3::ModelConfig& config, NativeRun& run, std::size_t prompt)
+      : NativeModel(config, run.native(), run.pool()), prompt_(prompt) {}
+  Status step(std::span<const cpu::StepSequence> sequences, std::vector<float>& logits) override {
+    ML_RETURN_IF_ERROR(NativeModel::step(sequences, logits));
+    auto row = logits.begin();
+    for (const cpu::StepSequence& sequence : sequences) {
+      const auto end = row + sequence.logit_rows * vocab_size();
+      if (sequence.tokens.size() == prompt_) std::fill(row, end, std::nanf(""));
+      row = end;
+    }
+    return ok_status();
+  }
+
+ private:
+  const std::size_t prompt_;
+};
+
+TEST_F(Eval, AQuestionThatCannotBeAnsweredIsCountedAndTheRestGoesOn) {
+  auto items = read(question("The answer is 7.", 60, "adaptive") +
+                    question("The answer is 7.", 60, "disabled") +
+                    question("The answer is 7.", 60, "adaptive"));
+  ASSERT_TRUE(items.ok()) << items.status().to_string();
+  ASSERT_NE((*items)[0].prompt.ids.size(), (*items)[1].prompt.ids.size());
+  NativeRunOptions options;
+  options.context_tokens = eval_pool_tokens(*items, 1);
+  options.threads = 1;
+  auto loaded = NativeRun::load(*model_, options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().to_string();
+  NoNumbers model(model_->config, **loaded, (*items)[1].prompt.ids.size());
+  EvalOptions eval;
+  eval.rows = 1;
+  eval.eos_ids = {2004};
+  const auto report = run_eval(model, text_->tokenizer(), *items, eval);
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_EQ(report->tasks[0].asked, 3);
+  EXPECT_EQ(report->tasks[0].failed, 1);
+  EXPECT_EQ(report->tasks[0].exact, 2);
+}
+
+TEST_F(Eval, LinesAreThoseOfTheFile) {
+  const auto items = read(question("x", 5, "adaptive") + question("x", 5, "adaptive") +
+                              question("x", 5, "enabled", "b"),
+                          1);
+  ASSERT_TRUE(items.ok()) << items.status().to_string();
+  EXPECT_EQ(items->back().line, 3);
+  const auto report = run(*items, "native", 2);
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  ASSERT_EQ(report->misses.size(), 2U);
+  EXPECT_EQ(report->misses[1].line, 3);
+}
+
 TEST_F(Eval, ALimitHoldsForEachTask) {
   std::string lines;
   for (int i = 0; i < 5; ++i)
@@ -200,6 +254,12 @@ TEST_F(Eval, RefusesLinesItCannotRead) {
     EXPECT_NE(items.status().to_string().find(path_ + ":2"), std::string::npos)
         << items.status().to_string();
   }
+  // Longer than the model's positions, said before anything is answered.
+  const auto longest =
+      static_cast<int>(std::min<std::int64_t>(model_->config.max_positions, 1 << 20));
+  const auto items = read(good + question("x", longest, "adaptive"));
+  ASSERT_FALSE(items.ok());
+  EXPECT_NE(items.status().to_string().find(path_ + ":2"), std::string::npos);
   EXPECT_FALSE(read(question("x", 0, "adaptive")).ok());
   EXPECT_FALSE(read(question("x", 5, "sometimes")).ok());
   EXPECT_FALSE(read("").ok());

@@ -9,27 +9,13 @@ namespace {
 
 // Copies on their way, at most: eight to sixteen, 50 to 100 KB.
 constexpr int kInFlight = 16;
-constexpr int kMaxSlots = 40;
 constexpr int kSmallLimit = 195 * 1024;
 
 const KernelSet& set_of(bool m3) { return m3 ? m3_kernels() : any_kernels(); }
 
 int red_bytes(const Params& params) { return 2 * params.red_entries * 16 * params.red_columns * 4; }
 
-bool is(const Matrix& m, Format format) {
-  return m.row_groups > 0 && m.format == format && m.parts * m.part_cols == m.cols;
-}
-
 }  // namespace
-
-bool m3_layer(const Shape& s, const Layer& l) {
-  return s.hidden == 6144 && s.head_dim == 128 && s.index_dim == 128 && s.rotary == 64 &&
-         s.group == 16 && s.block_size == 128 && s.topk == 16 && s.chosen == 4 &&
-         s.experts == 128 && s.kv_fp8 != 0 && s.index_fp8 != 0 && l.sparse != 0 && l.moe != 0 &&
-         is(l.qkv, Format::kE4M3) && is(l.o, Format::kE4M3) && is(l.router, Format::kBF16) &&
-         is(l.gate_up, Format::kMXFP4) && is(l.down, Format::kMXFP4) &&
-         is(l.shared_gate_up, Format::kMXFP4) && is(l.shared_down, Format::kMXFP4);
-}
 
 bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, Params& params) {
   const int columns = std::min(rows, kColumns);

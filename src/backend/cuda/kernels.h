@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "backend/cuda/m3_shape.h"
 #include "backend/cuda/params.h"
 
 namespace monolayer::cuda {
@@ -18,11 +19,8 @@ cudaError_t prepare_kernels(int shared_limit);
 // Blocks of the fused kernel that fit on one multiprocessor with this much shared memory.
 cudaError_t fused_occupancy(int shared_bytes, int* blocks);
 
-// Whether a layer has the shape and formats that the kernels for MiniMax-M3 are compiled for; they
-// compute the same bits as those for any shape.
-bool m3_layer(const Shape& shape, const Layer& layer);
-
-// kEmbed and kHead exist for any shape only.
+// `m3`: the kernels compiled for MiniMax-M3, for layers that m3_layer() takes; they compute the
+// same bits as those for any shape. kEmbed and kHead exist for any shape only.
 cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
                          cudaStream_t stream);
 // Cooperative: fails instead of hanging if the blocks cannot all be resident.

@@ -16,7 +16,8 @@ inline constexpr int kMaxHidden = 6144;
 inline constexpr int kMaxRotary = 128;
 inline constexpr int kMaxTopBlocks = 32;
 inline constexpr int kSlotBytes = 12 * 544;  // a slot of the ring: one copy
-inline constexpr int kRouterParts = 16;      // of a router's K
+inline constexpr int kMaxSlots = 40;
+inline constexpr int kRouterParts = 16;  // of a router's K
 
 inline constexpr int kPageTokens = 128;
 

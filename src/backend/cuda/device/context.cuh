@@ -7,8 +7,6 @@
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
-inline constexpr int kMaxSlots = 40;
-
 // What a warp carries from one stage to the next, in registers.
 struct State {
   std::uint32_t

@@ -4,6 +4,7 @@
 // to be fetched again in every layer. Both compute the same bits.
 #pragma once
 
+#include "backend/cuda/m3_shape.h"
 #include "backend/cuda/params.h"
 
 // kernels_m3.cu defines both.
@@ -55,11 +56,11 @@ struct Kind {
   }
 };
 using AnyKind = Kind<kAnyFormat, 0, 0>;
-using ProjectionKind = Kind<static_cast<int>(Format::kE4M3), 24, 1>;
-using OutputKind = Kind<static_cast<int>(Format::kE4M3), 32, 1>;
-using RouterKind = Kind<static_cast<int>(Format::kBF16), 12, 1>;
-using GateUpKind = Kind<static_cast<int>(Format::kMXFP4), 12, 1>;
-using DownKind = Kind<static_cast<int>(Format::kMXFP4), 6, 0>;
+using ProjectionKind = Kind<static_cast<int>(Format::kE4M3), kM3ProjectionTiles, 1>;
+using OutputKind = Kind<static_cast<int>(Format::kE4M3), kM3OutputTiles, 1>;
+using RouterKind = Kind<static_cast<int>(Format::kBF16), kM3RouterTiles, 1>;
+using GateUpKind = Kind<static_cast<int>(Format::kMXFP4), kM3GateUpTiles, 1>;
+using DownKind = Kind<static_cast<int>(Format::kMXFP4), kM3DownTiles, 0>;
 
 // Every part of a row is made of whole tiles, so no padding lies between them.
 __device__ __forceinline__ bool is_padded(const Matrix& m) {

@@ -1,0 +1,20 @@
+// The shapes that the kernels compiled for MiniMax-M3 take: what device/known.cuh holds as
+// constants.
+#pragma once
+
+#include "backend/cuda/params.h"
+
+namespace monolayer::cuda {
+
+// Tiles of one part of a row, by matrix: K / parts over the columns of a tile.
+inline constexpr int kM3ProjectionTiles = 24;  // q, k, v, index: 6144 / 8 columns of FP8
+inline constexpr int kM3OutputTiles = 32;      // 8192 / 8 of FP8
+inline constexpr int kM3RouterTiles = 12;      // 6144 / 16 of BF16
+inline constexpr int kM3GateUpTiles = 12;      // 6144 / 8 of MXFP4
+inline constexpr int kM3DownTiles = 6;         // 3072 / 8 of MXFP4
+
+// Whether those kernels compute this layer. Every constant of theirs is compared: a layer that
+// differs in one would be multiplied with a neighbour's weights, or wait for copies nobody sends.
+bool m3_layer(const Shape& shape, const Layer& layer);
+
+}  // namespace monolayer::cuda

@@ -1,0 +1,83 @@
+// Which layers the kernels compiled for MiniMax-M3 take: the model's, on one rank of any group, and
+// nothing whose packed matrices differ from the constants of those kernels.
+#include "backend/cuda/m3_shape.h"
+
+#include <gtest/gtest.h>
+
+#include "backend/cuda/pack.h"
+
+namespace monolayer::cuda {
+namespace {
+
+struct Sizes {
+  std::int64_t heads = 64, kv_heads = 4, width = 3072, shared_width = 3072, hidden = 6144;
+  int ranks = 1;
+};
+
+Shape shape_of(const Sizes& sizes) {
+  Shape s{};
+  s.hidden = static_cast<std::int32_t>(sizes.hidden);
+  s.head_dim = s.index_dim = s.block_size = s.experts = 128;
+  s.rotary = 64;
+  s.group = static_cast<std::int32_t>(sizes.heads / sizes.kv_heads);
+  s.topk = 16;
+  s.chosen = 4;
+  s.kv_fp8 = s.index_fp8 = 1;
+  return s;
+}
+
+Layer layer_of(const Sizes& z) {
+  const int parts = 8 / z.ranks;
+  Layer l;
+  l.sparse = l.moe = l.shared = 1;
+  l.qkv = describe(Format::kE4M3, (z.heads + 4 * z.kv_heads) / z.ranks * 128, z.hidden, 8);
+  l.o = describe(Format::kE4M3, z.hidden, z.heads / z.ranks * 128, parts);
+  l.router = describe(Format::kBF16, 128, z.hidden, 16);
+  l.gate_up = describe(Format::kMXFP4, 2 * z.width / z.ranks, z.hidden, 8);
+  l.down = describe(Format::kMXFP4, z.hidden, z.width / z.ranks, parts);
+  l.shared_gate_up = describe(Format::kMXFP4, 2 * z.shared_width / z.ranks, z.hidden, 8);
+  l.shared_down = describe(Format::kMXFP4, z.hidden, z.shared_width / z.ranks, parts);
+  return l;
+}
+
+bool taken(const Sizes& sizes) { return m3_layer(shape_of(sizes), layer_of(sizes)); }
+
+TEST(M3Shape, TheModelOnEveryGroupSize) {
+  for (const int ranks : {1, 2, 4, 8}) {
+    Sizes sizes;
+    sizes.ranks = ranks;
+    if (ranks == 8) sizes.kv_heads = 8;  // replicated
+    const Layer layer = layer_of(sizes);
+    Shape shape = shape_of({});
+    EXPECT_TRUE(m3_layer(shape, layer)) << ranks;
+    shape.kv_fp8 = 0;
+    EXPECT_FALSE(m3_layer(shape, layer)) << ranks;
+  }
+}
+
+TEST(M3Shape, OtherSizesAreForTheOtherKernels) {
+  EXPECT_TRUE(taken({}));
+  EXPECT_FALSE(taken({.heads = 32, .kv_heads = 2}));
+  EXPECT_FALSE(taken({.width = 1536}));
+  EXPECT_FALSE(taken({.width = 2048}));
+  EXPECT_FALSE(taken({.shared_width = 1536}));
+  EXPECT_FALSE(taken({.shared_width = 6144}));
+  EXPECT_FALSE(taken({.hidden = 3072}));
+}
+
+TEST(M3Shape, OtherFormatsAreForTheOtherKernels) {
+  const Shape shape = shape_of({});
+  for (Matrix Layer::*matrix : {&Layer::qkv, &Layer::o, &Layer::router, &Layer::gate_up,
+                                &Layer::down, &Layer::shared_gate_up, &Layer::shared_down}) {
+    Layer layer = layer_of({});
+    const Matrix& m = layer.*matrix;
+    const Format other = m.format == Format::kBF16 ? Format::kE4M3 : Format::kBF16;
+    layer.*matrix = describe(other, std::int64_t{16} * m.row_groups, m.cols, m.parts);
+    EXPECT_FALSE(m3_layer(shape, layer));
+    layer.*matrix = {};
+    EXPECT_FALSE(m3_layer(shape, layer));
+  }
+}
+
+}  // namespace
+}  // namespace monolayer::cuda
