@@ -15,7 +15,9 @@ from .data.retrieval import TOKENS_A_LINE, document, needle
 
 
 def cases(tokenizer, length, count, block, entries=False, seed=HELD_OUT_SEED):
-    """`count` of (prompt ids, reply ids, token of the needle) with prompts of about `length` tokens.
+    """`count` of (prompt ids, reply ids, token of the needle, value) with prompts of about `length` tokens.
+
+    `value`: where in the reply the value is said first, as a slice.
 
     The needle lies in a block before the one in which the reply starts.
     """
@@ -27,7 +29,9 @@ def cases(tokenizer, length, count, block, entries=False, seed=HELD_OUT_SEED):
         prompt = encode(r.opening("adaptive") + r.question(turn))
         at = prompt.char_to_token(len(head) + needle(turn))
         if abs(len(prompt.ids) - length) < 0.2 * length and at // block < len(prompt.ids) // block:
-            out.append((prompt.ids, encode(r.reply(turn, "adaptive")).ids, at))
+            reply, digits = encode(r.reply(turn, "adaptive")).ids, encode(turn.value).ids
+            first = next(i for i in range(len(reply)) if reply[i : i + len(digits)] == digits)
+            out.append((prompt.ids, reply, at, slice(first, first + len(digits))))
         if len(out) == count:
             break
     return out
@@ -37,32 +41,33 @@ def cases(tokenizer, length, count, block, entries=False, seed=HELD_OUT_SEED):
 def measure(model, given, rows=8):
     """Exact share, mean attention inside the selected blocks, and shares of needles inside them.
 
-    Attention and needles are looked at in the rows of the reply. A needle counts once by the share
-    of index heads of all layers that selected its block, and once if any did.
+    Attention is looked at in the rows of the reply, needles in those and in the rows that say the value first. A
+    needle counts by the share of index heads that selected its block, or where any did. All by layer.
     """
-    device, exact, mass, heads, some = next(model.parameters()).device, [], [], [], []
+    device, exact, mass, heads, said, said_any = next(model.parameters()).device, [], [], [], [], []
     attentions = model.sparse_attentions()
     for a in attentions:
         a.measure, a.row_weight = True, None
     for at in range(0, len(given), rows):
         part = given[at : at + rows]
-        ids = torch.full((len(part), max(len(p) + len(r) for p, r, _ in part)), st.PAD)
-        for i, (p, r, _) in enumerate(part):
+        ids = torch.full((len(part), max(len(p) + len(r) for p, r, _, _ in part)), st.PAD)
+        for i, (p, r, _, _) in enumerate(part):
             ids[i, : len(p) + len(r)] = torch.tensor(p + r)
         y = model(ids.to(device))
-        for i, (p, r, n) in enumerate(part):
+        for i, (p, r, n, value) in enumerate(part):
             span = slice(len(p) - 1, len(p) + len(r) - 1)
             best = model.logits(y[i, span]).argmax(-1).cpu()
             exact.append(best.tolist() == r)
             mass.append(torch.stack([a.mass[i, span].mean() for a in attentions]))
-            held = torch.stack([a.blocks[i, :, span, n // model.s.block].float().mean(-1) for a in attentions])
-            heads.append(held.mean(1))
-            some.append(held.amax(1))
+            held = torch.stack([a.blocks[i, :, span, n // model.s.block].float() for a in attentions])
+            heads.append(held.mean((1, 2)))
+            said.append(held[:, :, value].mean((1, 2)))
+            said_any.append(held[:, :, value].amax(1).mean(1))
     for a in attentions:
         a.measure = False
     by_layer = lambda x: [round(v, 3) for v in torch.stack(x).mean(0).tolist()]
     return {"exact": sum(exact) / len(exact), "attention_inside": by_layer(mass), "needle_inside": by_layer(heads),
-            "needle_inside_any_head": by_layer(some)}
+            "needle_inside_at_value": by_layer(said), "needle_inside_at_value_any_head": by_layer(said_any)}
 
 
 def table(model, tokenizer, count, lengths=(700, 1000, 1500, 2000, 2800), entries=(False, True)):

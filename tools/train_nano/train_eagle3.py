@@ -94,7 +94,7 @@ def held_out(target, tokenizer, count):
         prompts = [encode(t) for t in texts]
         out[name] = prompts, [g + [st.EOS] for g in evaluate.generate(target, prompts, 96)]
     long = recall.cases(tokenizer, 1500, max(2, count // 16), NANO.block)
-    out["retrieval, 1500 tokens"] = [p for p, _, _ in long], [g for _, g, _ in long]
+    out["retrieval, 1500 tokens"] = [c[0] for c in long], [c[1] for c in long]
     return out
 
 
