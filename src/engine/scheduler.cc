@@ -104,21 +104,23 @@ std::int64_t Scheduler::drafts_for(const Sequence& sequence) const {
 }
 
 void Scheduler::schedule_decodes(ScheduledStep& step) {
-  // Oldest first: whoever must give way is younger than everybody already placed.
+  // Oldest first: whoever must give way is younger than everybody already served.
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Sequence* sequence = running_[i];
     if (sequence->state != SequenceState::kDecode) continue;
-    std::int64_t drafts = drafts_for(*sequence);
-    if (!blocks_.extend(sequence->table, blocks_for(sequence->size() + drafts))) {
-      // Nobody gives way for a guess: only those that fit the last block are made.
-      drafts =
-          std::clamp<std::int64_t>(sequence->table.size() * kBlock - sequence->size(), 0, drafts);
-    }
     while (i < running_.size() && !blocks_.extend(sequence->table, blocks_for(sequence->size()))) {
       preempt_newest();
       ++step.preempted;
     }
-    if (i < running_.size()) place(step, sequence, 1 + drafts, drafts);
+  }
+  // Nobody gives way for a guess: guesses get what is left once every token has its place.
+  for (Sequence* sequence : running_) {
+    if (sequence->state != SequenceState::kDecode) continue;
+    std::int64_t drafts = drafts_for(*sequence);
+    if (!blocks_.extend(sequence->table, blocks_for(sequence->size() + drafts)))
+      drafts =
+          std::clamp<std::int64_t>(sequence->table.size() * kBlock - sequence->size(), 0, drafts);
+    place(step, sequence, 1 + drafts, drafts);
   }
 }
 

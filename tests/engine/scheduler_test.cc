@@ -119,6 +119,35 @@ TEST(Scheduler, TheNewestGivesWayAndComesBackFirst) {
   EXPECT_EQ(step.sequences[0].count, b->size());  // prompt and what it had generated
 }
 
+// One block is free. The older sequence's token fits the block it has, its guesses would need
+// another; the younger one's token needs it.
+TEST(Scheduler, NobodyGivesWayForAGuess) {
+  BlockManager blocks(3, false);
+  SchedulerOptions guessing = options(2, 512);
+  guessing.speculative_tokens = 3;
+  Scheduler scheduler(guessing, blocks);
+  auto a = make(1, 126, 100), b = make(2, 128, 100, 1000);
+  scheduler.add(a.get());
+  scheduler.add(b.get());
+  finish_step(scheduler, scheduler.schedule());
+  ASSERT_EQ(a->size(), 127);
+  ASSERT_EQ(b->size(), 129);
+  ASSERT_EQ(a->table.size(), 1);
+  ASSERT_EQ(b->table.size(), 1);
+  ASSERT_EQ(blocks.available(), 1);
+  const ScheduledStep step = scheduler.schedule();
+  EXPECT_EQ(step.preempted, 0);
+  EXPECT_EQ(b->state, SequenceState::kDecode);
+  ASSERT_EQ(step.sequences.size(), 2U);
+  EXPECT_EQ(step.sequences[0].sequence, a.get());
+  EXPECT_EQ(step.sequences[0].wanted_drafts, 1);  // position 127, the last of its block
+  EXPECT_EQ(step.sequences[0].count, 2);
+  EXPECT_EQ(step.sequences[1].sequence, b.get());
+  EXPECT_EQ(step.sequences[1].wanted_drafts, 3);
+  EXPECT_EQ(step.sequences[1].count, 4);
+  EXPECT_EQ(blocks.available(), 0);
+}
+
 TEST(Scheduler, RefusesWhatCouldNeverRunAndNamesTheBound) {
   BlockManager blocks(4, true);
   SchedulerOptions limited = options(8, 256);
