@@ -262,7 +262,7 @@ std::optional<FinishReason> Engine::draw(std::size_t item_index, std::int64_t ro
   }
   const bool held = sequence.generated() < request.min_tokens;
   std::int32_t id = 0;
-  if (given) {
+  if (given && !(held && contains(live.held_ids, *given))) {
     id = *given;
   } else if (request.rules.empty() && !held) {
     id = sample_finite(raw, request.sampling, position);
@@ -309,8 +309,9 @@ std::int64_t Engine::draw_run(std::size_t item_index, const ScheduledSequence& i
     }
     finish = draw(item_index, first + i, live, output, given);
     if (i == drafts) return i + 1;
-    const bool accepted =
-        coin.value_or(live.sequence.tokens.back() == item.drafts[static_cast<std::size_t>(i)]);
+    // A coin may also have accepted what min_tokens forbids: then something else was drawn.
+    const bool accepted = coin.value_or(true) &&
+                          live.sequence.tokens.back() == item.drafts[static_cast<std::size_t>(i)];
     if (finish || !accepted) return i + 1;
   }
 }

@@ -263,6 +263,35 @@ TEST(SpeculationLaw, Conformance16_SyntheticLengthIsMetOverTenThousandSteps) {
   EXPECT_FALSE(harness.engine().submit(r).ok()) << "figures of a text that is not the model's";
 }
 
+// Coins accept every guess, and every guess would end the answer.
+TEST(SpeculationLaw, SyntheticAcceptanceKeepsMinTokens) {
+  ToyModel model(256, [](std::int32_t, std::int64_t, float* out) { out[65] = 9; });
+  const Tokenizer tokenizer = byte_tokenizer();
+  SpeculationOptions options;
+  options.synthetic_rates = {1, 1, 1};
+  options.rewrite = [](const Sequence&, std::int64_t, std::int32_t) { return 66; };
+  Toy toy(256, options);
+  Harness harness(model, tokenizer, options_with(&toy.speculator()));
+  Request r;
+  r.prompt = {1};
+  r.max_tokens = 40;
+  r.min_tokens = 10;
+  for (const bool by_stop : {false, true}) {
+    r.eos_ids.clear();
+    r.stop_ids.clear();
+    (by_stop ? r.stop_ids : r.eos_ids) = {66};
+    const auto answer = harness.ask(r);
+    ASSERT_TRUE(answer);
+    // A guess that may not be taken is not accepted: the target's own token stands in its place.
+    std::vector<std::int32_t> expected(10, 65);
+    expected.push_back(66);
+    EXPECT_EQ(answer->tokens, expected);
+    EXPECT_EQ(*answer->finish, FinishReason::kStop);
+  }
+  ASSERT_TRUE(harness.wait_idle());
+  EXPECT_EQ(harness.engine().stats().speculation.accepted, 0);  // the last one ends its answer
+}
+
 // Fault F38: forced tokens of one byte each, in runs of any length, give whole characters.
 TEST(SpeculationText, FaultF38_CharactersOfManyBytesStreamWhole) {
   const std::string text =
