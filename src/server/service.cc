@@ -95,9 +95,11 @@ struct Service::Job {
   double first_token = -1;  // seconds after the request was taken
   Clock::time_point taken = Clock::now();
   std::size_t unfinished = 0;
+  bool annotated = false;
 
   // For the access log.
   void annotate() {
+    annotated = true;
     std::int64_t completion = 0;
     for (const std::int64_t n : generated) completion += n;
     out->note += (out->note.empty() ? "" : ",") +
@@ -313,7 +315,7 @@ void Service::drop(const std::shared_ptr<Job>& job) {
     engine_->abort(id);
     aborted = true;
   }
-  if (aborted && job->out->note.find("prompt_tokens") == std::string::npos) {
+  if (aborted && !job->annotated) {
     job->finish += job->finish.empty() ? "abort" : ",abort";
     job->annotate();
   }

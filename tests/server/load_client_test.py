@@ -84,6 +84,18 @@ class LoadClient(ServerTest):
         self.assertEqual((left["status"], left["finish_reason"], left["stream"]),
                          (499, "abort", True))
 
+    def test_a_request_id_is_no_counts(self):
+        before = len(self.lines(0))
+        with self.server.http.stream("POST", "/v1/completions", headers={
+                "x-request-id": "prompt_tokens"}, json={
+                "model": "nano", "prompt": "Hi", "max_tokens": 3000, "ignore_eos": True,
+                "stream": True}) as response:
+            next(response.iter_lines())
+        left = self.lines(before + 1)[before]
+        self.assertEqual((left["request_id"], left["status"]), ("prompt_tokens", 499))
+        self.assertEqual((left["finish_reason"], left["stream"]), ("abort", True))
+        self.assertGreater(left["prompt_tokens"], 0)
+
 
 class Unwritable(ServerTest):
     @classmethod
