@@ -318,6 +318,8 @@ void add_bench(Program& program) {
   f.integer(app, "--prompt-tokens", s.prompt_tokens, 1, 1 << 24, "serve: random ids of a prompt");
   f.integer(app, "--output-tokens", s.max_tokens, 1, 1 << 24, "serve: tokens of an answer");
   f.integer(app, "--vocab", s.vocab, 1, 1 << 24, "serve: random ids are below it");
+  f.real(app, "--timeout", s.timeout_seconds, 0.001, 1e6, false,
+         "serve: seconds after which a request that stands still has failed");
   f.seed(app, "--seed", s.seed, "serve: of prompts and intervals");
   f.text(app, "--svg", flags->svg, "serve: picture of the run");
   f.toggle(app, "--json", flags->json, "Print JSON");

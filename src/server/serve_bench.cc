@@ -4,15 +4,18 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <future>
+#include <memory>
+#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
 
-#include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/write.hpp>
+#include <boost/beast/core/error.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 #include <nlohmann/json.hpp>
 
@@ -20,7 +23,9 @@ namespace monolayer::server {
 namespace {
 
 namespace asio = boost::asio;
+namespace beast = boost::beast;
 namespace http = boost::beast::http;
+using Addresses = asio::ip::tcp::resolver::results_type;
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::json;
 using Error = boost::system::error_code;
@@ -61,10 +66,67 @@ void take_event(const std::string& line, Clock::time_point start, StreamTimes& t
   times.last = now;
 }
 
+// One connection. Every call ends within the time limit, or sooner if bytes stop coming: an
+// operation that waits on its socket alone would wait for ever on a server that says nothing.
+class Connection {
+ public:
+  Connection(const Addresses& addresses, double limit_seconds)
+      : limit_(std::chrono::duration_cast<std::chrono::milliseconds>(
+            std::chrono::duration<double>(limit_seconds))),
+        stream_(io_) {
+    check(run([&](auto done) {
+      stream_.async_connect(addresses, [done](Error error, const auto&) { done(error); });
+    }));
+    stream_.socket().set_option(asio::ip::tcp::no_delay(true));
+  }
+
+  Error write(const http::request<http::string_body>& request) {
+    return run([&](auto done) {
+      http::async_write(stream_, request, [done](Error error, std::size_t) { done(error); });
+    });
+  }
+  Error read_header(http::response_parser<http::buffer_body>& parser) {
+    return run([&](auto done) {
+      http::async_read_header(stream_, buffer_, parser,
+                              [done](Error error, std::size_t) { done(error); });
+    });
+  }
+  Error read_some(http::response_parser<http::buffer_body>& parser) {
+    return run([&](auto done) {
+      http::async_read_some(stream_, buffer_, parser,
+                            [done](Error error, std::size_t) { done(error); });
+    });
+  }
+  // Whether any byte of an answer lies unread.
+  bool holds_bytes() const { return buffer_.size() > 0; }
+  // Throws what an operation gave.
+  void check(Error error) const {
+    if (error == beast::error::timeout)
+      throw std::runtime_error("nothing moved for " + std::to_string(limit_.count()) + " ms");
+    if (error) throw boost::system::system_error(error);
+  }
+
+ private:
+  template <typename Start>
+  Error run(Start start) {
+    Error result;
+    stream_.expires_after(limit_);
+    start([&result](Error error) { result = error; });
+    io_.restart();
+    io_.run();
+    return result;
+  }
+
+  const std::chrono::milliseconds limit_;
+  asio::io_context io_;
+  beast::tcp_stream stream_;
+  beast::flat_buffer buffer_;
+};
+
 class Client {
  public:
-  Client(const ServeBenchOptions& options, Clock::time_point start)
-      : options_(options), start_(start) {}
+  Client(const ServeBenchOptions& options, const Addresses& addresses, Clock::time_point start)
+      : options_(options), addresses_(addresses), start_(start) {}
 
   // One stream from begin to end.
   void ask(std::uint64_t number, StreamTimes& times) {
@@ -73,7 +135,7 @@ class Client {
     } catch (const std::exception& e) {
       times.error = e.what();
     }
-    if (!times.error.empty()) socket_.reset();
+    if (!times.error.empty()) connection_.reset();
   }
 
  private:
@@ -92,18 +154,26 @@ class Client {
         .dump();
   }
   void connect() {
-    if (socket_) return;
-    asio::ip::tcp::resolver resolver(io_);
-    auto socket = std::make_unique<asio::ip::tcp::socket>(io_);
-    asio::connect(*socket, resolver.resolve(options_.host, std::to_string(options_.port)));
-    socket->set_option(asio::ip::tcp::no_delay(true));
-    socket_ = std::move(socket);
-    buffer_.clear();
+    connection_ = std::make_unique<Connection>(addresses_, options_.timeout_seconds);
+  }
+  // Sends and reads the answer's head. A connection kept from the last answer may have been closed
+  // by the server since; the request then goes out once more, on a new one.
+  void begin(const http::request<http::string_body>& request,
+             std::optional<http::response_parser<http::buffer_body>>& parser) {
+    for (bool kept = connection_ != nullptr;; kept = false) {
+      if (!kept) connect();
+      parser.emplace();
+      parser->body_limit(boost::none);
+      Error error = connection_->write(request);
+      if (!error) error = connection_->read_header(*parser);
+      if (!error) return;
+      const bool answered = parser->got_some() || connection_->holds_bytes();
+      if (!kept || answered || error == beast::error::timeout) connection_->check(error);
+    }
   }
   void stream(std::uint64_t number, StreamTimes& times) {
     const std::string payload = body(number);
     times.sent = since(start_);
-    connect();
     http::request<http::string_body> request(http::verb::post, "/v1/completions", 11);
     request.set(http::field::host, options_.host);
     request.set(http::field::content_type, "application/json");
@@ -111,20 +181,17 @@ class Client {
       request.set(http::field::authorization, "Bearer " + options_.api_key);
     request.body() = payload;
     request.prepare_payload();
-    http::write(*socket_, request);
-
-    http::response_parser<http::buffer_body> parser;
-    parser.body_limit(boost::none);
-    http::read_header(*socket_, buffer_, parser);
+    std::optional<http::response_parser<http::buffer_body>> made;
+    begin(request, made);
+    http::response_parser<http::buffer_body>& parser = *made;
     std::string pending, whole;
     bool done = false;
     char piece[16384];
     while (!parser.is_done()) {
       parser.get().body().data = piece;
       parser.get().body().size = sizeof piece;
-      Error error;
-      http::read_some(*socket_, buffer_, parser, error);
-      if (error && error != http::error::need_buffer) throw boost::system::system_error(error);
+      const Error error = connection_->read_some(parser);
+      if (error != http::error::need_buffer) connection_->check(error);
       const std::size_t got = sizeof piece - parser.get().body().size;
       if (parser.get().result() != http::status::ok) {
         whole.append(piece, got);
@@ -143,14 +210,13 @@ class Client {
     } else if (times.error.empty() && !done) {
       times.error = "the stream ended without [DONE]";
     }
-    if (!parser.keep_alive()) socket_.reset();
+    if (!parser.keep_alive()) connection_.reset();
   }
 
   const ServeBenchOptions& options_;
+  const Addresses& addresses_;
   const Clock::time_point start_;
-  asio::io_context io_;
-  std::unique_ptr<asio::ip::tcp::socket> socket_;
-  boost::beast::flat_buffer buffer_;
+  std::unique_ptr<Connection> connection_;
 };
 
 Json to_json(const Percentiles& p) {
@@ -204,12 +270,15 @@ ServeBenchReport summarize(std::vector<StreamTimes> streams, double seconds) {
   return report;
 }
 
-Result<ServeBenchReport> bench_serve(const ServeBenchOptions& options) {
+namespace {
+
+Result<ServeBenchReport> run(const ServeBenchOptions& options) {
+  Addresses addresses;
   try {
     asio::io_context io;
-    asio::ip::tcp::socket probe(io);
     asio::ip::tcp::resolver resolver(io);
-    asio::connect(probe, resolver.resolve(options.host, std::to_string(options.port)));
+    addresses = resolver.resolve(options.host, std::to_string(options.port));
+    const Connection probe(addresses, options.timeout_seconds);
   } catch (const std::exception& e) {
     return Status(Code::kIoError, options.host + ":" + std::to_string(options.port), e.what());
   }
@@ -221,25 +290,50 @@ Result<ServeBenchReport> bench_serve(const ServeBenchOptions& options) {
     for (StreamTimes& s : streams) s.planned = at += gap(random);
   }
   std::atomic<std::size_t> next{0};
-  const auto start = Clock::now();
-  std::vector<std::thread> threads;
-  for (std::int64_t t = 0; t < std::min(options.concurrency, options.requests); ++t) {
-    threads.emplace_back([&] {
-      Client client(options, start);
-      for (std::size_t i = next++; i < streams.size(); i = next++) {
-        if (options.rate > 0) {
-          std::this_thread::sleep_until(start +
-                                        std::chrono::duration_cast<Clock::duration>(
-                                            std::chrono::duration<double>(streams[i].planned)));
-        } else {
-          streams[i].planned = since(start);
-        }
-        client.ask(i, streams[i]);
+  Clock::time_point start;
+  // Nobody asks before all threads are there: if one cannot be started there is no load to stop.
+  std::promise<bool> gate;
+  const std::shared_future<bool> go = gate.get_future().share();
+  const auto work = [&] {
+    if (!go.get()) return;
+    Client client(options, addresses, start);
+    for (std::size_t i = next++; i < streams.size(); i = next++) {
+      if (options.rate > 0) {
+        std::this_thread::sleep_until(start +
+                                      std::chrono::duration_cast<Clock::duration>(
+                                          std::chrono::duration<double>(streams[i].planned)));
+      } else {
+        streams[i].planned = since(start);
       }
-    });
+      client.ask(i, streams[i]);
+    }
+  };
+  const std::int64_t count = std::min(options.concurrency, options.requests);
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(count));
+  Status started = ok_status();
+  try {
+    while (static_cast<std::int64_t>(threads.size()) < count) threads.emplace_back(work);
+  } catch (const std::exception& e) {  // not only for lack of a thread
+    started = Status(Code::kResourceExhausted, "--concurrency",
+                     "is " + std::to_string(options.concurrency) + ", but only " +
+                         std::to_string(threads.size()) + " threads could be started: " + e.what());
   }
+  start = Clock::now();
+  gate.set_value(started.ok());
   for (std::thread& thread : threads) thread.join();
+  ML_RETURN_IF_ERROR(started);
   return summarize(std::move(streams), since(start));
+}
+
+}  // namespace
+
+Result<ServeBenchReport> bench_serve(const ServeBenchOptions& options) {
+  try {
+    return run(options);
+  } catch (const std::exception& e) {
+    return Status(Code::kResourceExhausted, "bench serve", e.what());
+  }
 }
 
 Json report_json(const ServeBenchOptions& options, const ServeBenchReport& report) {

@@ -20,6 +20,7 @@ struct ServeBenchOptions {
   std::int64_t prompt_tokens = 128, max_tokens = 64;
   std::int64_t vocab = 1000;  // random prompt ids are below it
   std::uint64_t seed = 0;
+  double timeout_seconds = 300;  // a connection, request or answer that stands still is a failure
 };
 
 // One request: seconds since the bench began.
@@ -47,7 +48,8 @@ struct ServeBenchReport {
 };
 ServeBenchReport summarize(std::vector<StreamTimes> streams, double seconds);
 
-// kIoError if the server cannot be reached at all; failures of single requests are in the report.
+// kIoError if the server cannot be reached at all, kResourceExhausted if not all streams can be
+// had; failures of single requests are in the report.
 Result<ServeBenchReport> bench_serve(const ServeBenchOptions& options);
 
 nlohmann::json report_json(const ServeBenchOptions& options, const ServeBenchReport& report);
