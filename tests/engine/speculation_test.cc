@@ -283,7 +283,7 @@ TEST_F(Speculation, FaultA9_TwoRequestsOf45PercentOfTheCachesRunTogether) {
   for (std::uint32_t i = 0; i < 2; ++i)
     ids.push_back(*harness->engine().submit(request(prompt(97 + i, 18 * 128 - 60), 60, 0)));
   std::int64_t together = 0;
-  for (int i = 0; i < 4000 && together < 2; ++i) {
+  for (int i = 0; i < 30000 && together < 2; ++i) {
     together = std::max(together, harness->engine().stats().running);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
