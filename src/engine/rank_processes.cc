@@ -1,5 +1,6 @@
 #include "engine/rank_processes.h"
 
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/deadline.h"
 #include "tp/process_group.h"
 
 namespace monolayer::engine {
@@ -27,11 +29,19 @@ using std::chrono::seconds;
 // What rank 0 tells the others to do.
 enum class Order : std::int64_t { kStep = 1, kCapture = 2, kClose = 3 };
 
-bool write_all(int fd, const void* data, std::size_t bytes) {
+// False: the other end is gone, or has not taken all by then.
+bool write_all(int fd, const void* data, std::size_t bytes, const Deadline& deadline) {
   const auto* at = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t done = ::send(fd, at, bytes, MSG_NOSIGNAL);
+    const ssize_t done = ::send(fd, at, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (done < 0 && errno == EINTR) continue;
+    if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      if (deadline.expired()) return false;
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
+      pollfd room{fd, POLLOUT, 0};
+      (void)::poll(&room, 1, static_cast<int>(left.count()));
+      continue;
+    }
     if (done <= 0) return false;
     at += done;
     bytes -= static_cast<std::size_t>(done);
@@ -139,6 +149,29 @@ bool is_everybodys(Code code) {
   return code == Code::kInvalidArgument || code == Code::kUnsupported || code == Code::kInternal;
 }
 
+// Why a rank ends before it takes orders, sent up its socket: a code, then a line.
+constexpr std::size_t kMostReason = 2048;
+
+void send_reason(int orders, const Status& status) {
+  const std::string text = status.to_string().substr(0, kMostReason - 1);
+  const std::string reason = static_cast<char>(status.code()) + text;
+  (void)::send(orders, reason.data(), reason.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+// What send_reason() sent, as often as it is asked for; ok if it did not.
+Status sent_reason(int fd, int rank) {
+  char reason[kMostReason];
+  const ssize_t bytes = ::recv(fd, reason, sizeof reason, MSG_PEEK | MSG_DONTWAIT);
+  if (bytes < 1) return {};
+  std::string text(reason + 1, static_cast<std::size_t>(bytes) - 1);
+  // It may have ended over another's failure.
+  const bool named = text.starts_with("rank ");
+  const std::size_t end = named ? text.find(": ") : std::string::npos;
+  if (end == std::string::npos)
+    return {static_cast<Code>(reason[0]), "rank " + std::to_string(rank), std::move(text)};
+  return {static_cast<Code>(reason[0]), text.substr(0, end), text.substr(end + 2)};
+}
+
 // A rank's whole life. Returns its exit code.
 int serve_rank(const OpenModel& model, const RankProcessOptions& options, int memory, int orders,
                int number) {
@@ -148,6 +181,7 @@ int serve_rank(const OpenModel& model, const RankProcessOptions& options, int me
   if (status.ok()) status = rank.load(model, *weights, options, memory, number);
   if (!status.ok()) {
     if (rank.group != nullptr) rank.group->fail(status);
+    send_reason(orders, status);
     return 1;
   }
   Message message;
@@ -181,6 +215,9 @@ class Processes final : public RankProcesses {
   ~Processes() override {
     for (const int fd : orders_) ::close(fd);  // whoever still waits for an order ends
     if (memory_ >= 0) ::close(memory_);
+    // Ranks that were never met wait for this one where they hear nothing else.
+    if (!met_)
+      for (const pid_t child : children_) kill(child, SIGKILL);
     const auto limit = std::chrono::steady_clock::now() + seconds(5);
     for (const pid_t child : children_) {
       while (waitpid(child, nullptr, WNOHANG) == 0) {
@@ -230,16 +267,19 @@ class Processes final : public RankProcesses {
       siginfo_t ended{};
       if (waitid(P_PID, static_cast<id_t>(children_[i]), &ended, WEXITED | WNOHANG | WNOWAIT) ==
               0 &&
-          ended.si_pid != 0)
+          ended.si_pid != 0) {
+        ML_RETURN_IF_ERROR(sent_reason(orders_[i], static_cast<int>(i) + 1));
         return {Code::kDeadlineExceeded, "rank " + std::to_string(i + 1),
                 "process " + std::to_string(children_[i]) + " ended while loading"};
+      }
     }
     return {};
   }
 
   bool tell(const Message& message) const {
+    const Deadline deadline(options_.order_timeout);
     return std::all_of(orders_.begin(), orders_.end(), [&](int fd) {
-      return write_all(fd, message.data(), message.size() * sizeof(message[0]));
+      return write_all(fd, message.data(), message.size() * sizeof(message[0]), deadline);
     });
   }
 
@@ -251,6 +291,7 @@ class Processes final : public RankProcesses {
   std::vector<int> orders_;
   std::vector<pid_t> children_;
   std::atomic<const tp::Group*> group_{nullptr};
+  bool met_ = false;  // all ranks have loaded
 };
 
 class RankZero final : public cpu::Native {
@@ -264,6 +305,7 @@ class RankZero final : public cpu::Native {
   Status load(const m3::ModelWeights& weights) {
     ML_RETURN_IF_ERROR(
         rank_.load(processes_.model_, weights, processes_.options_, processes_.memory_, 0));
+    processes_.met_ = true;
     processes_.group_.store(rank_.group.get(), std::memory_order_release);
     return {};
   }
@@ -291,6 +333,7 @@ class RankZero final : public cpu::Native {
 
   Status close() override {
     if (rank_.native == nullptr || rank_.group->closed()) return {};
+    ML_RETURN_IF_ERROR(rank_.group->status());
     if (!processes_.tell({2, static_cast<std::int64_t>(Order::kClose)})) return lost();
     ML_RETURN_IF_ERROR(rank_.native->close());
     return rank_.group->close();
@@ -301,9 +344,11 @@ class RankZero final : public cpu::Native {
   Status lost() const {
     for (int i = 0; i < 100 && rank_.group->status().ok(); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    const Status status = rank_.group->status();
-    if (!status.ok()) return status;
-    return {Code::kDeadlineExceeded, "ranks", "one takes no orders any more"};
+    if (rank_.group->status().ok()) {
+      // It lives but does not read. Part of an order may be out, so no other can follow.
+      rank_.group->fail({Code::kDeadlineExceeded, "ranks", "one takes no orders any more"});
+    }
+    return rank_.group->status();
   }
 
   Processes& processes_;

@@ -7,6 +7,7 @@
 #include "backend/cpu/cache.h"
 #include "backend/cpu/native.h"
 #include "backend/cpu/thread_team.h"
+#include "core/deadline.h"
 #include "core/status.h"
 #include "engine/model_loader.h"
 
@@ -19,6 +20,7 @@ struct RankProcessOptions {
   std::int64_t pages = 0;
   const cpu::Tiles* tiles = nullptr;
   bool fused = false;
+  Deadline::Clock::duration order_timeout = Deadline::kDefault;  // for the ranks to take one
 };
 
 class RankProcesses {
@@ -32,7 +34,7 @@ class RankProcesses {
   // Rank 0's end, once: joins the group and loads its share. Steps of the result run on all ranks;
   // their page ids lie in pools of their own. Borrows `weights`.
   virtual Result<std::unique_ptr<cpu::Native>> join(const m3::ModelWeights& weights) = 0;
-  // Any thread: ok, or the one line of a rank that is gone.
+  // Any thread: ok, or the one line of a rank that is gone: why it could not load, if it said so.
   virtual Status health() const = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "server/serve.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -216,6 +217,7 @@ Status serve(const ServeOptions& options) {
 
   Status failure;
   bool is_ready = false, stopping = false;
+  std::atomic<bool> load_ended = false;
   std::thread loader([&] {
     const Status status = load(
         options,
@@ -223,6 +225,7 @@ Status serve(const ServeOptions& options) {
           raw->outputs(std::move(outputs));
         },
         *loaded);
+    load_ended = true;
     http->post([&, status] {
       if (!status.ok()) {
         failure = status;
@@ -236,15 +239,16 @@ Status serve(const ServeOptions& options) {
       if (options.on_ready) options.on_ready(loaded->info);
     });
   });
+  // The loading thread waits for a rank that is gone and cannot be had back.
+  const auto end_loading = [](const Status& health) {
+    std::fprintf(stderr, "monolayer: error: %s\n", health.to_string().c_str());
+    std::_Exit(2);
+  };
   // A rank that is gone takes the server with it: running answers get their error, then all ends.
   std::function<void()> watch = [&] {
     const Status health = loaded->processes->health();
     if (health.ok()) return http->after(100, [&] { watch(); });
-    if (!is_ready) {
-      // The loading thread waits for that rank and cannot be had back.
-      std::fprintf(stderr, "monolayer: error: %s\n", health.to_string().c_str());
-      std::_Exit(2);
-    }
+    if (!is_ready) end_loading(health);
     failure = health;
     service->drain(1, [&] { http->after(200, [&] { http->stop(); }); });
   };
@@ -264,6 +268,10 @@ Status serve(const ServeOptions& options) {
           http->after(50, [&] { http->stop(); });
         });
       });
+  while (loaded->processes != nullptr && !load_ended) {  // stopped while loading: nobody watches
+    if (const Status health = loaded->processes->health(); !health.ok()) end_loading(health);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
   loader.join();
   loaded->engine.reset();
   service.reset();
