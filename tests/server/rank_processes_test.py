@@ -3,11 +3,13 @@ import concurrent.futures
 import os
 import pathlib
 import signal
+import socket
+import subprocess
 import time
 import unittest
 
 import httpx
-from harness import Server, main
+from harness import BINARY, Server, main
 
 FLAGS = ("--distributed-executor-backend", "mp")
 
@@ -103,6 +105,18 @@ class RankProcesses(unittest.TestCase):
         server.process.stderr.close()
         server.http.close()
         self.assertTrue(gone(ranks))
+
+    def test_an_early_refusal_does_not_wait_for_ranks(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            start = time.monotonic()
+            run = subprocess.run(
+                [BINARY, "serve", "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]),
+                 "--quiet", "--threads", "1", "--tensor-parallel-size", "4", *FLAGS],
+                capture_output=True, text=True, timeout=60)
+            self.assertLess(time.monotonic() - start, 4)
+        self.assertEqual(run.returncode, 2)
+        self.assertEqual(len(run.stderr.splitlines()), 1, run.stderr)
+        self.assertIn("127.0.0.1", run.stderr)
 
 
 if __name__ == "__main__":
