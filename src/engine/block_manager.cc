@@ -119,6 +119,14 @@ void BlockManager::drop(std::int32_t block) {
   }
 }
 
+void BlockManager::shrink(BlockTable& table, std::int64_t blocks) {
+  while (table.size() > std::max(blocks, table.committed)) {
+    drop(table.blocks.back());
+    table.blocks.pop_back();
+    table.generations.pop_back();
+  }
+}
+
 void BlockManager::release(BlockTable& table) {
   while (!table.blocks.empty()) {
     drop(table.blocks.back());

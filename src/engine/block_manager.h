@@ -50,6 +50,8 @@ class BlockManager {
             std::string_view salt) const;
   // Extends `table` to `blocks` entries; false, and unchanged, when there are not that many.
   bool extend(BlockTable& table, std::int64_t blocks);
+  // Gives back what `table` holds beyond `blocks` entries, none of which may be committed.
+  void shrink(BlockTable& table, std::int64_t blocks);
   // `tokens`: all of the sequence that are final and whose cache entries are complete. Full blocks
   // of them become findable; content that has a block already keeps that one.
   void commit(BlockTable& table, std::span<const std::int32_t> tokens);

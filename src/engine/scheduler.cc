@@ -84,6 +84,15 @@ void Scheduler::place(ScheduledStep& step, Sequence* sequence, std::int64_t coun
   step.tokens += count;
 }
 
+// Blocks that only guesses of earlier steps had needed; false if there were none.
+bool Scheduler::take_back_guesses() {
+  const std::int64_t before = blocks_.available();
+  for (Sequence* sequence : running_)
+    if (sequence->state == SequenceState::kDecode)
+      blocks_.shrink(sequence->table, blocks_for(sequence->size()));
+  return blocks_.available() > before;
+}
+
 void Scheduler::preempt_newest() {
   Sequence* newest = running_.back();
   running_.pop_back();
@@ -109,6 +118,7 @@ void Scheduler::schedule_decodes(ScheduledStep& step) {
     Sequence* sequence = running_[i];
     if (sequence->state != SequenceState::kDecode) continue;
     while (i < running_.size() && !blocks_.extend(sequence->table, blocks_for(sequence->size()))) {
+      if (take_back_guesses()) continue;
       preempt_newest();
       ++step.preempted;
     }

@@ -73,6 +73,7 @@ class Scheduler {
   std::int64_t drafts_for(const Sequence& sequence) const;
   std::int64_t chunk(const Sequence& sequence, std::int64_t start, std::int64_t budget) const;
   bool held_back(const Sequence& sequence) const;
+  bool take_back_guesses();
   void preempt_newest();
 
   SchedulerOptions options_;

@@ -148,6 +148,39 @@ TEST(Scheduler, NobodyGivesWayForAGuess) {
   EXPECT_EQ(blocks.available(), 0);
 }
 
+// The block that an older sequence took for guesses, none of which came true, is free again for
+// the younger one's token.
+TEST(Scheduler, ABlockOfRefusedGuessesIsTakenBackBeforeAnybodyGivesWay) {
+  BlockManager blocks(3, false);
+  SchedulerOptions guessing = options(2, 512);
+  guessing.speculative_tokens = 3;
+  Scheduler scheduler(guessing, blocks);
+  auto a = make(1, 125, 100), b = make(2, 127, 100, 1000);
+  scheduler.add(a.get());
+  scheduler.add(b.get());
+  finish_step(scheduler, scheduler.schedule());
+  ASSERT_EQ(a->size(), 126);
+  ASSERT_EQ(b->size(), 128);
+  const ScheduledStep first = scheduler.schedule();
+  ASSERT_EQ(first.sequences.size(), 2U);
+  ASSERT_EQ(first.sequences[0].wanted_drafts, 3);
+  ASSERT_EQ(first.sequences[1].wanted_drafts, 0);
+  ASSERT_EQ(a->table.size(), 2);
+  ASSERT_EQ(blocks.available(), 0);
+  for (const ScheduledSequence& item : first.sequences) {
+    scheduler.complete(item, 1);
+    item.sequence->tokens.push_back(7);
+  }
+  const ScheduledStep second = scheduler.schedule();
+  EXPECT_EQ(second.preempted, 0);
+  ASSERT_EQ(second.sequences.size(), 2U);
+  EXPECT_EQ(second.sequences[0].wanted_drafts, 1);
+  EXPECT_EQ(second.sequences[1].wanted_drafts, 3);
+  EXPECT_EQ(a->table.size(), 1);
+  EXPECT_EQ(b->table.size(), 2);
+  EXPECT_TRUE(blocks.check_books().ok());
+}
+
 TEST(Scheduler, RefusesWhatCouldNeverRunAndNamesTheBound) {
   BlockManager blocks(4, true);
   SchedulerOptions limited = options(8, 256);
