@@ -1,7 +1,11 @@
 #include "server/access_log.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <utility>
 
@@ -27,52 +31,88 @@ std::string access_line(const Access& access, double time) {
 }
 
 Result<std::unique_ptr<AccessLog>> AccessLog::open(const std::string& path) {
-  std::FILE* file = path == "-" ? stderr : std::fopen(path.c_str(), "ae");
-  if (file == nullptr)
+  const int fd = path == "-"
+                     ? STDERR_FILENO
+                     : ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0)
     return Status(Code::kIoError, path, std::string("not opened: ") + std::strerror(errno));
-  return std::unique_ptr<AccessLog>(new AccessLog(file));
+  return std::unique_ptr<AccessLog>(new AccessLog(fd));
 }
 
-AccessLog::AccessLog(std::FILE* file) : file_(file), thread_([this] { loop(); }) {}
+AccessLog::AccessLog(int fd) : state_(std::make_shared<State>(fd)) {
+  thread_ = std::thread([state = state_] { state->loop(); });
+}
+
+AccessLog::State::~State() {
+  if (fd != STDERR_FILENO) ::close(fd);
+}
 
 AccessLog::~AccessLog() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
+  std::unique_lock lock(state_->mutex);
+  state_->stop = true;
+  state_->wake.notify_all();
+  const bool ended =
+      state_->wake.wait_for(lock, std::chrono::seconds(2), [&] { return state_->ended; });
+  lock.unlock();
+  // A thread that nobody reads from keeps its state to itself, until the process ends.
+  if (ended) {
+    thread_.join();
+  } else {
+    thread_.detach();
   }
-  wake_.notify_one();
-  thread_.join();
-  if (file_ != stderr) std::fclose(file_);
 }
 
 void AccessLog::add(Access access) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   {
-    const std::lock_guard lock(mutex_);
-    if (queue_.size() >= kMostQueued) {
-      ++dropped_;
+    const std::lock_guard lock(state_->mutex);
+    if (state_->queue.size() >= kMostQueued) {
+      ++state_->dropped;
       return;
     }
-    queue_.push_back({std::move(access), std::chrono::duration<double>(now).count()});
+    state_->queue.push_back({std::move(access), std::chrono::duration<double>(now).count()});
   }
-  wake_.notify_one();
+  state_->wake.notify_all();
 }
 
-void AccessLog::loop() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    wake_.wait(lock, [&] { return stop_ || !queue_.empty(); });
-    if (queue_.empty()) return;
-    std::deque<Line> lines = std::exchange(queue_, {});
-    const std::int64_t dropped = std::exchange(dropped_, 0);
-    lock.unlock();
-    std::string text;
-    if (dropped > 0) text += "{\"dropped_lines\":" + std::to_string(dropped) + "}\n";
-    for (const Line& line : lines) text += access_line(line.access, line.time) + "\n";
-    std::fwrite(text.data(), 1, text.size(), file_);
-    std::fflush(file_);
-    lock.lock();
+// False: none or only part of it could be written.
+bool AccessLog::State::write_line(std::string line) {
+  line += '\n';
+  if (cut) line.insert(line.begin(), '\n');  // after what is left of a line
+  std::size_t at = 0;
+  while (at < line.size()) {
+    const ssize_t done = ::write(fd, line.data() + at, line.size() - at);
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) break;
+    at += static_cast<std::size_t>(done);
   }
+  if (at > 0) cut = at < line.size();
+  return at == line.size();
+}
+
+void AccessLog::State::loop() {
+  // A reader that went away is a failed write, not the end of the server.
+  sigset_t pipe;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
+  std::unique_lock lock(mutex);
+  while (true) {
+    wake.wait(lock, [&] { return stop || !queue.empty(); });
+    if (queue.empty()) break;
+    const std::deque<Line> lines = std::exchange(queue, {});
+    std::int64_t missing = std::exchange(dropped, 0);
+    lock.unlock();
+    for (const Line& line : lines) {
+      if (missing > 0 && write_line("{\"dropped_lines\":" + std::to_string(missing) + "}"))
+        missing = 0;
+      if (missing > 0 || !write_line(access_line(line.access, line.time))) ++missing;
+    }
+    lock.lock();
+    dropped += missing;
+  }
+  ended = true;
+  wake.notify_all();
 }
 
 }  // namespace monolayer::server

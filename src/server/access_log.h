@@ -2,7 +2,7 @@
 #pragma once
 
 #include <condition_variable>
-#include <cstdio>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -18,29 +18,37 @@ class AccessLog {
  public:
   // Appends to `path`; "-": standard error. kIoError naming the file.
   static Result<std::unique_ptr<AccessLog>> open(const std::string& path);
-  // Writes what is left.
+  // Writes what is left, as far as the file takes it within 2 seconds.
   ~AccessLog();
   AccessLog(const AccessLog&) = delete;
   AccessLog& operator=(const AccessLog&) = delete;
 
-  // Any thread; never waits for the file. Lines that find a full queue are counted and dropped, and
-  // the next line says how many.
+  // Any thread; never waits for the file. Lines that find a full queue or cannot be written are
+  // counted and dropped, and the next line says how many.
   void add(Access access);
 
  private:
-  explicit AccessLog(std::FILE* file);
-  void loop();
+  explicit AccessLog(int fd);
 
   struct Line {
     Access access;
     double time = 0;
   };
-  std::FILE* file_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Line> queue_;
-  std::int64_t dropped_ = 0;
-  bool stop_ = false;
+  struct State {
+    explicit State(int file) : fd(file) {}
+    ~State();
+    void loop();
+    bool write_line(std::string line);
+
+    int fd;
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::deque<Line> queue;
+    std::int64_t dropped = 0;
+    bool cut = false;  // the file ends within a line
+    bool stop = false, ended = false;
+  };
+  std::shared_ptr<State> state_;  // also the thread's
   std::thread thread_;
 };
 
