@@ -1,6 +1,7 @@
 // `monolayer synth`: a random checkpoint of any shape.
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include <nlohmann/json.hpp>
@@ -50,6 +51,9 @@ Status run_synth_draft(const SynthFlags& flags) {
   const std::string name = flags.draft_for == "nano" ? "" : flags.draft_for;
   ML_ASSIGN_OR_RETURN(const std::string target, model_or_embedded(name));
   ML_ASSIGN_OR_RETURN(const auto model, engine::open_model(target));
+  std::error_code none;
+  if (std::filesystem::equivalent(flags.out, target, none))
+    return {Code::kInvalidArgument, "--out", flags.out + " is the model that the draft is for"};
   m3::DraftSynthOptions options;
   options.out = flags.out;
   options.seed = flags.seed;

@@ -381,7 +381,7 @@ void Engine::run_step(std::vector<RequestOutput>& outputs) {
       advance(i, step, outputs);
       continue;
     }
-    if (statuses[i].code() == Code::kDeadlineExceeded || statuses[i].code() == Code::kPeerRefused) {
+    if (stops_engine(statuses[i])) {
       failed_ = true;
       fail_all(statuses[i], outputs);
       break;

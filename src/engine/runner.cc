@@ -3,13 +3,11 @@
 #include <algorithm>
 
 namespace monolayer::engine {
-namespace {
 
-bool is_fatal(const Status& status) {
-  return status.code() == Code::kDeadlineExceeded || status.code() == Code::kPeerRefused;
+bool stops_engine(const Status& status) {
+  return status.code() == Code::kDeadlineExceeded || status.code() == Code::kPeerRefused ||
+         status.code() == Code::kIoError;
 }
-
-}  // namespace
 
 Status Runner::run_some(std::span<const ScheduledSequence> items, std::vector<float>& logits) {
   inputs_.clear();
@@ -47,7 +45,7 @@ std::vector<Status> Runner::run(const ScheduledStep& step) {
   const Status status = run_some(step.sequences, logits_);
   kept_ = model_.kept();
   if (status.ok()) return statuses;
-  if (step.sequences.size() == 1 || is_fatal(status)) {
+  if (step.sequences.size() == 1 || stops_engine(status)) {
     for (Status& each : statuses) each = status;
     return statuses;
   }

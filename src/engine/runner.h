@@ -12,12 +12,15 @@
 
 namespace monolayer::engine {
 
+// Whether a step's error is everybody's, now and later: a lost peer, a model file that changed.
+bool stops_engine(const Status& status);
+
 class Runner {
  public:
   Runner(StepModel& model, const BlockManager& blocks) : model_(model), blocks_(blocks) {}
 
   // Status of each sequence of the step. When a step of several fails, each is run alone, so that
-  // one that cannot be computed fails alone. kDeadlineExceeded and kPeerRefused are everybody's.
+  // one that cannot be computed fails alone, unless its error stops the engine.
   std::vector<Status> run(const ScheduledStep& step);
   // Logits of sequence i's logit row r of the last step.
   std::span<const float> logits(std::size_t sequence, std::int64_t row) const;

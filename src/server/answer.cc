@@ -85,6 +85,22 @@ std::unique_ptr<AnswerParser> Answer::make_parser() const {
   return parser;
 }
 
+ReasoningParser Answer::token_reader() const {
+  ReasoningParser reader(spec_->thinking);
+  reader.push(spec_->forced);
+  return reader;
+}
+
+std::int64_t Answer::reasoning_tokens(const std::vector<std::int32_t>& tokens,
+                                      ReasoningParser& reader) const {
+  std::int64_t count = 0;
+  for (const std::int32_t id : tokens) {
+    if (reader.in_reasoning()) ++count;
+    reader.push(token_text(id));
+  }
+  return count;
+}
+
 Json Answer::base(const char* object) const {
   return {{"id", id_}, {"object", object}, {"created", created_}, {"model", model_.names.front()}};
 }

@@ -44,6 +44,11 @@ class Answer {
   void event(const Json& data);  // "data: ...\n\n"
   std::string token_text(std::int32_t id) const;
   std::unique_ptr<AnswerParser> make_parser() const;
+  // What has the tokens of an answer one by one, to count those that come inside reasoning: what is
+  // delivered together, a run of accepted guesses for instance, must not count as one.
+  ReasoningParser token_reader() const;
+  std::int64_t reasoning_tokens(const std::vector<std::int32_t>& tokens,
+                                ReasoningParser& reader) const;
   static std::string dump(const Json& json);
   Json base(const char* object) const;
 

@@ -22,7 +22,6 @@ class AnswerParser {
 
   AnswerDelta push(std::string_view text) { return split(reasoning_.push(text), false); }
   AnswerDelta finish() { return split(reasoning_.finish(), true); }
-  bool in_reasoning() const { return reasoning_.in_reasoning(); }
   std::int64_t calls() const { return tools_.calls(); }
 
  private:

@@ -11,7 +11,11 @@ struct Call {
 };
 
 struct Choice {
+  Choice(std::unique_ptr<AnswerParser> text_parser, ReasoningParser token_reader)
+      : parser(std::move(text_parser)), tokens(std::move(token_reader)) {}
+
   std::unique_ptr<AnswerParser> parser;
+  ReasoningParser tokens;
   bool begun = false;
   std::string reasoning, content, finish;
   std::vector<Call> calls;
@@ -22,8 +26,8 @@ class ChatAnswer : public Answer {
  public:
   ChatAnswer(std::shared_ptr<Responder> out, std::shared_ptr<const GenerationSpec> spec,
              const ServedModel& model)
-      : Answer(std::move(out), std::move(spec), model), state_(choices()) {
-    for (Choice& choice : state_) choice.parser = make_parser();
+      : Answer(std::move(out), std::move(spec), model) {
+    for (std::size_t i = 0; i < choices(); ++i) state_.emplace_back(make_parser(), token_reader());
   }
 
   void ping() override {
@@ -33,8 +37,7 @@ class ChatAnswer : public Answer {
  protected:
   void add(std::size_t index, engine::RequestOutput& output) override {
     Choice& choice = state_[index];
-    if (choice.parser->in_reasoning())
-      usage_.reasoning_tokens += static_cast<std::int64_t>(output.tokens.size());
+    usage_.reasoning_tokens += reasoning_tokens(output.tokens, choice.tokens);
     Json logprobs = logprob_entries(output);
     if (!choice.begun) {
       choice.begun = true;

@@ -14,7 +14,9 @@ class MessagesAnswer : public Answer {
  public:
   MessagesAnswer(std::shared_ptr<Responder> out, std::shared_ptr<const GenerationSpec> spec,
                  const ServedModel& model)
-      : Answer(std::move(out), std::move(spec), model), parser_(make_parser()) {}
+      : Answer(std::move(out), std::move(spec), model),
+        parser_(make_parser()),
+        tokens_(token_reader()) {}
 
   void ping() override {
     if (!spec_->stream || over_) return;
@@ -24,8 +26,7 @@ class MessagesAnswer : public Answer {
 
  protected:
   void add(std::size_t, engine::RequestOutput& output) override {
-    if (parser_->in_reasoning())
-      usage_.reasoning_tokens += static_cast<std::int64_t>(output.tokens.size());
+    usage_.reasoning_tokens += reasoning_tokens(output.tokens, tokens_);
     if (!begun_) usage_.cached_tokens = output.cached_tokens;
     start();
     if (!spec_->forced.empty() && !forced_) take(parser_->push(spec_->forced));
@@ -167,6 +168,7 @@ class MessagesAnswer : public Answer {
   }
 
   std::unique_ptr<AnswerParser> parser_;
+  ReasoningParser tokens_;
   std::vector<Block> blocks_;
   bool begun_ = false, open_ = false, forced_ = false;
   std::string reason_ = "end_turn";

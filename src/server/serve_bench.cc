@@ -34,6 +34,16 @@ double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// A whole number of tokens, 0 where there is none; false for anything else.
+bool count_of(const Json& usage, const char* key, std::int64_t& count) {
+  const auto value = usage.find(key);
+  count = 0;
+  if (value == usage.end()) return true;
+  if (!value->is_number_unsigned() || value->get<std::uint64_t>() > (1ULL << 40)) return false;
+  count = value->get<std::int64_t>();
+  return true;
+}
+
 // What one server-sent event says.
 void take_event(const std::string& line, Clock::time_point start, StreamTimes& times, bool& done) {
   constexpr std::string_view kData = "data: ";
@@ -49,8 +59,9 @@ void take_event(const std::string& line, Clock::time_point start, StreamTimes& t
   }
   if (event.contains("error")) times.error = event.at("error").dump();
   if (const auto usage = event.find("usage"); usage != event.end() && usage->is_object()) {
-    times.tokens = usage->value("completion_tokens", std::int64_t{0});
-    times.prompt_tokens = usage->value("prompt_tokens", std::int64_t{0});
+    if (!count_of(*usage, "completion_tokens", times.tokens) ||
+        !count_of(*usage, "prompt_tokens", times.prompt_tokens))
+      times.error = "a usage that holds no counts: " + usage->dump().substr(0, 100);
   }
   const auto choices = event.find("choices");
   if (choices == event.end() || !choices->is_array() || choices->empty()) return;
@@ -103,7 +114,7 @@ class Connection {
   void check(Error error) const {
     if (error == beast::error::timeout)
       throw std::runtime_error("nothing moved for " + std::to_string(limit_.count()) + " ms");
-    if (error) throw boost::system::system_error(error);
+    if (error) throw std::runtime_error(error.message());
   }
 
  private:
@@ -209,6 +220,8 @@ class Client {
       times.error = std::to_string(parser.get().result_int()) + ": " + whole.substr(0, 300);
     } else if (times.error.empty() && !done) {
       times.error = "the stream ended without [DONE]";
+    } else if (times.error.empty() && times.first == 0) {
+      times.error = "the stream held no choice";
     }
     if (!parser.keep_alive()) connection_.reset();
   }
@@ -279,6 +292,9 @@ Result<ServeBenchReport> run(const ServeBenchOptions& options) {
     asio::ip::tcp::resolver resolver(io);
     addresses = resolver.resolve(options.host, std::to_string(options.port));
     const Connection probe(addresses, options.timeout_seconds);
+  } catch (const boost::system::system_error& e) {
+    return Status(Code::kIoError, options.host + ":" + std::to_string(options.port),
+                  e.code().message());
   } catch (const std::exception& e) {
     return Status(Code::kIoError, options.host + ":" + std::to_string(options.port), e.what());
   }

@@ -1,6 +1,7 @@
 #include "server/service.h"
 
 #include <chrono>
+#include <cstdio>
 #include <utility>
 
 #include "server/messages_request.h"
@@ -373,6 +374,10 @@ void Service::deliver(const std::shared_ptr<Job>& job, std::size_t index) {
   engine::RequestOutput output = std::exchange(job->held[index], {});
   const bool finished = output.finish.has_value();
   const bool failed = output.finish == engine::FinishReason::kError;
+  if (failed && !failure_said_ && engine_->stats().failed) {
+    failure_said_ = true;
+    std::fprintf(stderr, "monolayer: error: %s\n", output.error.to_string().c_str());
+  }
   job->last_sent = Clock::now();
   if (finished && (failed || job->unfinished == 1)) job->annotate();
   job->answer->output(index, std::move(output));

@@ -73,7 +73,7 @@ class Service {
   std::shared_ptr<const ServedModel> model_;
   engine::Engine* engine_ = nullptr;
   std::unique_ptr<Metrics> metrics_;
-  bool draining_ = false;
+  bool draining_ = false, failure_said_ = false;
   std::unordered_map<std::uint64_t, std::pair<std::shared_ptr<Job>, std::size_t>> by_id_;
   std::map<Job*, std::shared_ptr<Job>> jobs_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

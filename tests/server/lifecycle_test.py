@@ -135,5 +135,25 @@ class End(unittest.TestCase):
         self.assertLess(time.monotonic() - start, 20)
 
 
+class ChangedModel(unittest.TestCase):
+    def test_02_a_model_file_that_changes_ends_readiness(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            model = pathlib.Path(scratch) / "model"
+            shutil.copytree(pathlib.Path(__file__).resolve().parents[2] / "assets/nano", model)
+            server = Server("--model", str(model), "--served-model-name", "nano")
+            try:
+                self.assertEqual(server.complete().status_code, 200)
+                os.utime(model / "model.safetensors")
+                self.assertEqual(server.complete().status_code, 500)
+                for path in ("/health", "/ready"):
+                    self.assertEqual(server.http.get(path).status_code, 503)
+                self.assertEqual(server.complete().status_code, 503)
+            finally:
+                self.assertEqual(server.stop(), 0)
+            said = [line for line in server.log if "error" in line]
+            self.assertEqual(len(said), 1, said)
+            self.assertIn("model.safetensors", said[0])
+
+
 if __name__ == "__main__":
     main()

@@ -93,6 +93,33 @@ def bench(port, *flags, prompt=3, timeout=30, **more):
     return run, report, time.monotonic() - started
 
 
+class Nonsense(unittest.TestCase):
+    def failing(self, *events):
+        def behave(connection, number):
+            if read_request(connection):
+                connection.sendall(HEAD + b"".join(events) + chunk(b""))
+        with Scripted(behave) as server:
+            run, report, _ = bench(server.port, "--requests", "1", "--concurrency", "1")
+        self.assertEqual(run.returncode, 2, run.stderr)
+        self.assertEqual((report["completed"], report["failed"]), (0, 1))
+        return report["errors"][0]
+
+    def test_a_stream_without_a_choice(self):
+        self.assertIn("no choice", self.failing(event("[DONE]")))
+
+    def test_counts_that_are_none(self):
+        for count in ('-5', '1e300', '"x"', 'null'):
+            usage = '{"choices": [], "usage": {"completion_tokens": %s}}' % count
+            self.assertIn("no counts", self.failing(event(TOKEN), event(usage), event("[DONE]")))
+
+    def test_nobody_listens(self):
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            run, _, _ = bench(unused.getsockname()[1], "--requests", "1")
+        self.assertEqual(run.returncode, 2)
+        self.assertNotIn("boost", run.stderr)
+
+
 class Stalls(unittest.TestCase):
     LIMIT = ("--timeout", "0.5", "--requests", "3", "--concurrency", "2")
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import unittest
 
 from harness import BINARY, Server, ServerTest, joined, main
 
@@ -48,7 +49,8 @@ class Answers(ServerTest):
         self.assertEqual(mine.status_code, 200, mine.text)
         a, b = mine.json(), theirs.json()
         self.assertEqual(a["choices"], b["choices"])
-        self.assertEqual(a["usage"]["completion_tokens"], b["usage"]["completion_tokens"])
+        for field in ("completion_tokens", "completion_tokens_details"):
+            self.assertEqual(a["usage"].get(field), b["usage"].get(field))
         return a
 
     def test_same_answers_as_without_a_draft(self):
@@ -194,6 +196,19 @@ class Off(ServerTest):
         self.assertEqual(effective["draft_cache_bytes"], 0)
         self.assertEqual(effective["draft_model"], "")
         self.assertEqual(self.server.chat().status_code, 200)
+
+
+class MadeUpDrafts(unittest.TestCase):
+    def test_a_draft_does_not_replace_its_target(self):
+        with tempfile.TemporaryDirectory() as folder:
+            target = pathlib.Path(folder) / "nano"
+            shutil.copytree(ASSETS / "nano", target)
+            before = (target / "config.json").read_bytes()
+            run = subprocess.run([BINARY, "synth", "--quiet", "--draft-for", target, "--out", target,
+                                  "--force"], capture_output=True, text=True)
+            self.assertEqual(run.returncode, 2)
+            self.assertIn("--out", run.stderr)
+            self.assertEqual((target / "config.json").read_bytes(), before)
 
 
 if __name__ == "__main__":
