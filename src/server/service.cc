@@ -374,7 +374,8 @@ void Service::deliver(const std::shared_ptr<Job>& job, std::size_t index) {
   engine::RequestOutput output = std::exchange(job->held[index], {});
   const bool finished = output.finish.has_value();
   const bool failed = output.finish == engine::FinishReason::kError;
-  if (failed && !failure_said_ && engine_->stats().failed) {
+  // A lost rank is said by whoever watches the ranks.
+  if (failed && !failure_said_ && output.error.code() == Code::kIoError) {
     failure_said_ = true;
     std::fprintf(stderr, "monolayer: error: %s\n", output.error.to_string().c_str());
   }
