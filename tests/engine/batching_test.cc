@@ -10,6 +10,7 @@
 #include "engine/engine_harness.h"
 #include "engine/generator.h"
 #include "engine/native_run.h"
+#include "engine/requests.h"
 
 namespace monolayer::engine {
 namespace {
@@ -39,36 +40,14 @@ class Batching : public ::testing::Test {
   }
 
   static std::vector<std::int32_t> prompt(std::uint32_t seed, std::size_t length) {
-    std::mt19937 random(seed);
-    std::vector<std::int32_t> ids(length);
-    for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random() % 1900);
-    return ids;
+    return random_prompt(seed, length);
   }
   static Request request(std::vector<std::int32_t> ids, std::int64_t tokens, double temperature) {
-    Request r;
-    r.prompt = std::move(ids);
-    r.max_tokens = tokens;
-    r.ignore_eos = true;
-    r.sampling.temperature = temperature;
-    r.sampling.top_p = temperature > 0 ? 0.9 : 1.0;
-    r.sampling.top_k = temperature > 0 ? 50 : 0;
-    r.sampling.seed = 1234;
-    return r;
+    return random_request(std::move(ids), tokens, temperature);
   }
 
-  // The answer of a generator that knows one sequence and no engine.
   static std::vector<std::int32_t> alone(const Request& r) {
-    Generator generator(model_->config, run_->native(), run_->pool());
-    GenerateOptions options;
-    options.sampling = r.sampling;
-    options.max_tokens = r.max_tokens;
-    std::vector<std::int32_t> tokens;
-    const auto report = generator.generate(r.prompt, options, [&](std::int32_t id) {
-      tokens.push_back(id);
-      return true;
-    });
-    EXPECT_TRUE(report.ok()) << report.status().to_string();
-    return tokens;
+    return answer_alone(*model_, *run_, r);
   }
 
   struct Setup {
