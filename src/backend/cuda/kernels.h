@@ -19,8 +19,8 @@ cudaError_t prepare_kernels(int shared_limit);
 // Blocks of the fused kernel that fit on one multiprocessor with this much shared memory.
 cudaError_t fused_occupancy(int shared_bytes, int* blocks);
 
-// `m3`: the kernels compiled for MiniMax-M3, for layers that m3_layer() takes; they compute the
-// same bits as those for any shape. kEmbed and kHead exist for any shape only.
+// `m3`: the kernels compiled for MiniMax-M3, for layers that m3_layer() takes; the same source as
+// those for any shape. kEmbed and kHead exist for any shape only.
 cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
                          cudaStream_t stream);
 // Cooperative: fails instead of hanging if the blocks cannot all be resident.
