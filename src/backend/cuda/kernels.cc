@@ -60,23 +60,31 @@ cudaError_t fused_occupancy(int shared_bytes, int* blocks) {
   return cudaSuccess;
 }
 
-cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
-                         cudaStream_t stream) {
+namespace {
+
+cudaError_t launch(const void* kernel, const Params& params, int blocks, bool cooperative,
+                   cudaStream_t stream) {
   Params copy = params;
   copy.blocks_divider = 0xFFFFFFFFU / static_cast<unsigned>(blocks) + 1;
+  copy.rank_blocks = blocks;
+  const dim3 grid(static_cast<unsigned>(blocks * std::max(1, params.local_ranks)));
+  const dim3 threads(kThreads + 32);
+  const auto bytes = static_cast<std::size_t>(shared_memory(params));
   void* arguments[] = {&copy};
-  return cudaLaunchKernel(set_of(m3).stages[stage], dim3(static_cast<unsigned>(blocks)),
-                          dim3(kThreads + 32), arguments,
-                          static_cast<std::size_t>(shared_memory(params)), stream);
+  return cooperative ? cudaLaunchCooperativeKernel(kernel, grid, threads, arguments, bytes, stream)
+                     : cudaLaunchKernel(kernel, grid, threads, arguments, bytes, stream);
+}
+
+}  // namespace
+
+cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
+                         cudaStream_t stream) {
+  const bool exchanges = params.mail.ranks > 1 && (stage == kOutput || stage == kDown);
+  return launch(set_of(m3).stages[stage], params, blocks, exchanges, stream);
 }
 
 cudaError_t launch_fused(const Params& params, bool m3, int blocks, cudaStream_t stream) {
-  Params copy = params;
-  copy.blocks_divider = 0xFFFFFFFFU / static_cast<unsigned>(blocks) + 1;
-  void* arguments[] = {&copy};
-  return cudaLaunchCooperativeKernel(set_of(m3).fused, dim3(static_cast<unsigned>(blocks)),
-                                     dim3(kThreads + 32), arguments,
-                                     static_cast<std::size_t>(shared_memory(params)), stream);
+  return launch(set_of(m3).fused, params, blocks, true, stream);
 }
 
 }  // namespace monolayer::cuda

@@ -231,6 +231,7 @@ Status Chain::bind(const cpu::CachePool& cache) {
   ML_CUDA(cudaMemset(p.record, 0, sizeof(Record)));
   p.deadline_ns = options_.deadline_ns;
   p.stall_block = options_.stall_block;
+  p.stall_stage = -1;
   params_ = p;
 
   for (const int columns : kColumnPlans) {

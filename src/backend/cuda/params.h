@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "backend/cuda/mailbox.h"
+
 namespace monolayer::cuda {
 
 inline constexpr int kMaxRows = 16;  // rows of one step of the kernels
@@ -99,11 +101,6 @@ struct Table {
   std::int32_t slot_of[kMaxRows][kMaxChosen];  // of each choice
 };
 
-// What the first wait that gave up saw.
-struct Record {
-  std::uint32_t set, block, layer, stage, expected, seen;
-};
-
 enum Stage : int {
   kEmbed,
   kQkv,
@@ -161,6 +158,7 @@ struct Params {
   float* logits;  // [logit_rows, vocab]
   std::int32_t score_stride, max_chunks;
 
+  // Of a launch, the same for all its ranks: from first_layer up to, not including, barrier.
   std::int32_t first_layer, last_layer;  // of a run
   std::int32_t x_bytes, slots, in_flight;
   std::int32_t red_columns;      // columns kept of a sum: 2, 4 or 8
@@ -171,8 +169,16 @@ struct Params {
   Record* record;
   std::uint64_t deadline_ns;
   std::int32_t stall_block;  // tests: this block never arrives; -1: none
+  std::int32_t stall_stage;  // at this stage; -1: at any
   std::uint32_t*
       stamps;  // [layers of the run, stages, 2, blocks] SM clocks at start and end, or null
+
+  Mailbox mail;
+  // Several ranks in one launch: blocks [r * rank_blocks, (r + 1) * rank_blocks) take
+  // rank_params[r] for all that is not of the launch. Null and 0 (or 1): one rank has the whole
+  // grid.
+  const Params* rank_params;
+  std::int32_t local_ranks, rank_blocks;
 };
 
 }  // namespace monolayer::cuda

@@ -3,6 +3,7 @@
 // stages. Both run the same stage functions, so both compute the same bits.
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 
 #include "backend/cuda/device/attention.cuh"
@@ -49,12 +50,30 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
   drain(feed);
 }
 
-__device__ __forceinline__ void copy_layer(const Params& p, int l, Layer& to, int first,
+__device__ __forceinline__ void copy_layer(const Layer* layers, int l, Layer& to, int first,
                                            int count) {
 #pragma unroll 1
   for (int i = first; i < static_cast<int>(sizeof(Layer) / 8); i += count) {
     reinterpret_cast<std::uint64_t*>(&to)[i] =
-        __ldg(reinterpret_cast<const unsigned long long*>(p.layers + l) + i);
+        __ldg(reinterpret_cast<const unsigned long long*>(layers + l) + i);
+  }
+}
+
+// Of several ranks in one launch: which one this block belongs to.
+__device__ __forceinline__ int rank_of_launch(const Params& argument) {
+  return argument.rank_params != nullptr ? static_cast<int>(blockIdx.x) / argument.rank_blocks : 0;
+}
+// This rank's parameters into shared memory: all but those of the launch come from its own.
+__device__ __forceinline__ void copy_params(const Params& argument, int rank, Params& to) {
+  constexpr int kBegin = offsetof(Params, first_layer) / 4;
+  constexpr int kEnd = offsetof(Params, barrier) / 4;
+  const auto* own = reinterpret_cast<const std::uint32_t*>(argument.rank_params + rank);
+  const auto* all = reinterpret_cast<const std::uint32_t*>(&argument);
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(Params) / 4);
+       i += kThreads + 32) {
+    const bool mine = argument.rank_params != nullptr && (i < kBegin || i >= kEnd);
+    reinterpret_cast<std::uint32_t*>(&to)[i] = mine ? __ldg(own + i) : all[i];
   }
 }
 
@@ -98,7 +117,7 @@ __device__ __forceinline__ void heads_and_next(Context& c) {
   const int next = c.p.first_layer + c.layers_done + 1;
   if (c.warp != kWarps - 1 || next >= c.p.last_layer) return;
   Layer& layer = c.s.layers[c.layers_done + 1 & 1];
-  copy_layer(c.p, next, layer, c.lane, 32);
+  copy_layer(c.p.layers, next, layer, c.lane, 32);
   __syncwarp();
   prefetch_layer(c, layer);
 }
@@ -106,7 +125,7 @@ __device__ __forceinline__ void heads_and_next(Context& c) {
 // stage neither wait for what it reads nor arrive.
 __device__ __forceinline__ bool fused_layer(State& state, int l) {
   const Params& p = shared().params;
-  const int block = static_cast<int>(blockIdx.x);
+  const int block = block_of_rank();
   if (!wait_for(l - 1, kDown, kQkv)) return false;
   state.layers_done = l - p.first_layer;
   state = run<qkv_stage>(state);
@@ -130,7 +149,7 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
   if (!wait_for(l, kOutput, kRouter)) return false;
   state = run<router_stage>(state);
   const Layer& layer = shared().layers[state.layers_done & 1];
-  if (items_of(layer.router, block, static_cast<int>(gridDim.x)).units > 0) arrive(l, kRouter);
+  if (items_of(layer.router, block, blocks_of_rank()).units > 0) arrive(l, kRouter);
   if (threadIdx.x == 0) stamp(l, kShared, 0);
     // The shared expert needs no routing: it comes first. One copy of the code serves both.
 #pragma unroll 1
@@ -159,7 +178,10 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
   Shared& s = shared();
   const int thread = static_cast<int>(threadIdx.x);
   const Params& p = s.params;
+  const int rank = rank_of_launch(argument);
   if (thread == 0) {
+    s.blocks = argument.rank_params != nullptr ? argument.rank_blocks : static_cast<int>(gridDim.x);
+    s.block = static_cast<int>(blockIdx.x) - rank * s.blocks;
 #pragma unroll 1
     for (int i = 0; i < argument.slots; ++i) {
       mbarrier_init(&s.full[i], 1);
@@ -181,13 +203,11 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
         reinterpret_cast<const std::uint32_t*>(static_cast<const StepRows*>(argument.step))[i];
   }
   if (argument.first_layer < argument.last_layer)
-    copy_layer(argument, argument.first_layer, s.layers[0], thread, kThreads + 32);
-#pragma unroll 1
-  for (int i = thread; i < static_cast<int>(sizeof(Params) / 4); i += kThreads + 32) {
-    reinterpret_cast<std::uint32_t*>(&s.params)[i] =
-        reinterpret_cast<const std::uint32_t*>(&argument)[i];
-  }
+    copy_layer(rank > 0 ? argument.rank_params[rank].layers : argument.layers, argument.first_layer,
+               s.layers[0], thread, kThreads + 32);
+  copy_params(argument, rank, s.params);
   __syncthreads();
+  if (has_peers() && !open_mailbox()) return;
   if (thread >= kThreads) {
     feed_weights<STAGES>(p, s);
     return;

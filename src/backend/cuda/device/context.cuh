@@ -38,6 +38,8 @@ struct Shared {
   alignas(16) unsigned char zero[16];      // what columns without a row read
   volatile std::uint32_t issued;           // copies into the ring so far
   volatile std::int32_t abort;
+  std::int32_t block, blocks;  // of this rank
+  std::uint32_t step_tag;      // of exchanges with other ranks
 };
 // 128 bytes each, so that bulk copies start aligned.
 inline constexpr int kFixedBytes = (static_cast<int>(sizeof(Shared)) + 127) / 128 * 128;
@@ -45,19 +47,34 @@ inline constexpr int kFixedBytes = (static_cast<int>(sizeof(Shared)) + 127) / 12
 // All dynamic shared memory of a block: Shared, the ring, the activations, the sums.
 extern __shared__ __align__(128) unsigned char memory[];
 
+__device__ __forceinline__ Shared& shared() { return *reinterpret_cast<Shared*>(memory); }
+
+// Which of this rank's blocks this is, and how many there are: a launch may hold several ranks.
+__device__ __forceinline__ int block_of_rank() { return shared().block; }
+__device__ __forceinline__ int blocks_of_rank() { return shared().blocks; }
+
+// The same as values that take no register from one use to the next.
+struct BlockOfRank {
+  __device__ operator int() const { return block_of_rank(); }
+};
+struct BlocksOfRank {
+  __device__ operator int() const { return blocks_of_rank(); }
+};
+
 // A block's view of its launch; lives in registers, so whatever takes it is inlined.
 struct Context : State {
   const Params& p;
   Shared& s;
   unsigned char* x;  // activations of up to eight columns; attention's scratch
   float* red;        // two halves of red_entries x 16 rows x red_columns
-  int thread, warp, lane, block, blocks, slots;
+  int thread, warp, lane;
+  BlockOfRank block;
+  BlocksOfRank blocks;
+  int slots;
 
   __device__ const Layer& layer() const { return s.layers[layers_done & 1]; }
   __device__ const StepRows& step() const { return s.step; }
 };
-
-__device__ __forceinline__ Shared& shared() { return *reinterpret_cast<Shared*>(memory); }
 
 // Sums, at the end of shared memory: two halves of red_entries x 16 rows x red_columns, between
 // products at least kWarps x 128 floats of scratch.
@@ -79,8 +96,8 @@ __device__ __forceinline__ Context open_context(const State& state) {
           thread,
           thread / 32,
           thread % 32,
-          static_cast<int>(blockIdx.x),
-          static_cast<int>(gridDim.x),
+          {},
+          {},
           s.params.slots};
 }
 

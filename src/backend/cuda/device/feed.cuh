@@ -99,13 +99,13 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, std::int64_t s
 __device__ __noinline__ void feed_share(Feed& f, const Matrix& m, int rows) {
 #pragma unroll 1
   for (int pass = 0; pass < passes(rows) && f.alive; ++pass) {
-    feed_run(f, share_of(m, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)), 0);
+    feed_run(f, share_of(m, block_of_rank(), blocks_of_rank()), 0);
   }
 }
 __device__ __forceinline__ void feed_router(Feed& f, const Matrix& m, int rows) {
 #pragma unroll 1
   for (int pass = 0; pass < passes(rows) && f.alive; ++pass) {
-    feed_run(f, items_of(m, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)), 0);
+    feed_run(f, items_of(m, block_of_rank(), blocks_of_rank()), 0);
   }
 }
 
@@ -120,14 +120,13 @@ __device__ __forceinline__ void wait_routed(Feed& f) {
 
 __device__ __noinline__ void feed_gate_up(Feed& f, const Matrix& m, int first, int end, int offset,
                                           int rows, std::int64_t stride) {
-  gate_up_runs(m, first, end, offset, rows, static_cast<int>(blockIdx.x),
-               static_cast<int>(gridDim.x), [&](const Run& run) {
-                 if (f.alive) feed_run(f, run, stride);
-               });
+  gate_up_runs(m, first, end, offset, rows, block_of_rank(), blocks_of_rank(), [&](const Run& run) {
+    if (f.alive) feed_run(f, run, stride);
+  });
 }
 __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
   const Shared& s = shared();
-  down_batches(s.params, layer, s.table, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x),
+  down_batches(s.params, layer, s.table, block_of_rank(), blocks_of_rank(),
                [&](const DownBatch& batch) {
 #pragma unroll 1
                  for (int part = 0; part < 2; ++part) {

@@ -2,7 +2,7 @@
 // finished it. Counters only grow, a layer adds the same number each time.
 #pragma once
 
-#include "backend/cuda/device/context.cuh"
+#include "backend/cuda/device/give_up.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
@@ -10,21 +10,21 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 __device__ __forceinline__ int arrivals(int stage) {
   const Shared& s = shared();
   const Shape& shape = s.params.shape;
-  int units = static_cast<int>(gridDim.x);
+  int units = blocks_of_rank();
   if (stage == kAttend) units = s.step.rows * shape.kv_heads * s.step.max_chunks[1];
   if (stage == kMerge) units = s.step.rows * shape.heads;
   if (stage == kRouter) {
     const Matrix& m = s.layers[0].router;
     units = m.row_groups << m.log_items;
   }
-  return min(units, static_cast<int>(gridDim.x));
+  return min(units, blocks_of_rank());
 }
 
 __device__ __forceinline__ void stamp(int layer, int stage, int which) {
   const Params& p = shared().params;
   if (p.stamps == nullptr) return;
-  p.stamps[(((layer - p.first_layer) * kStages + stage) * 2 + which) * static_cast<int>(gridDim.x) +
-           static_cast<int>(blockIdx.x)] = static_cast<std::uint32_t>(clock64());
+  p.stamps[(((layer - p.first_layer) * kStages + stage) * 2 + which) * blocks_of_rank() +
+           block_of_rank()] = static_cast<std::uint32_t>(clock64());
 }
 
 // This block's part of `stage` is done and visible to whoever waits for it.
@@ -33,7 +33,7 @@ __device__ __noinline__ void arrive(int layer, int stage) {
   sync();
   if (threadIdx.x != 0 || s.abort != 0) return;
   stamp(layer, stage, 1);
-  if (static_cast<int>(blockIdx.x) == s.params.stall_block) return;
+  if (is_stalled(stage)) return;
   add_release(s.params.barrier + stage * kBarrierStride, 1);
 }
 
@@ -49,23 +49,10 @@ __device__ __noinline__ bool wait_for(int layer, int stage, int next) {
     std::uint64_t start = 0;
     std::uint32_t seen = 0;
     for (std::uint32_t polls = 1; (seen = load_acquire(counter)) < target; ++polls) {
-      if (polls % 256 != 0) continue;
-      if (load_relaxed(&p.record->set) != 0) {
-        s.abort = 1;
+      if (polls % 256 == 0 &&
+          give_up(start, {.layer = layer, .stage = stage, .region = kArrivals}, target, seen)) {
         break;
       }
-      const std::uint64_t now = global_timer();
-      if (start == 0) start = now;
-      if (now - start < p.deadline_ns) continue;
-      if (atomicCAS(&p.record->set, 0U, 1U) == 0U) {
-        p.record->block = blockIdx.x;
-        p.record->layer = static_cast<std::uint32_t>(layer);
-        p.record->stage = static_cast<std::uint32_t>(stage);
-        p.record->expected = target;
-        p.record->seen = seen;
-      }
-      s.abort = 1;
-      break;
     }
     stamp(next == kQkv ? layer + 1 : layer, next, 0);
   }

@@ -162,7 +162,8 @@ __device__ __forceinline__ float add_experts(const Context& c, const float* prod
   return sum;
 }
 
-// Sums over a row's experts, eighth by eighth, then the tree, one rounding, and the residual.
+// Sums over a row's experts, eighth by eighth, then the tree, with peers that of all ranks, one
+// rounding, and the residual.
 __device__ __forceinline__ void down_stage(Context& c) {
   const Layer& layer = c.layer();
   const Table& t = c.s.table;
@@ -176,6 +177,7 @@ __device__ __forceinline__ void down_stage(Context& c) {
   const int routed_end = routed_slots(c.s, layer);
   float* products = c.red;  // [group][slot][part][16]
   int staged = -1;
+  if (has_peers() && !may_exchange(kMlpSite, c.p.first_layer + c.layers_done, kDown)) return;
   down_batches(c.p, layer, t, c.block, c.blocks, [&](const DownBatch& batch) {
     const int first_slot = batch.first_slot;
     const int slots = batch.end_slot - first_slot;
@@ -257,10 +259,18 @@ __device__ __forceinline__ void down_stage(Context& c) {
       sum = add_parts(parts, sum);
       const int out = batch.group * 16 + at;
       if (!batch.complete || !in || part != 0 || out >= hidden) continue;
+      if (has_peers()) {
+        publish(kMlpSite, c.p.first_layer + c.layers_done, r, out, sum);
+        continue;
+      }
       const std::int64_t place = static_cast<std::int64_t>(r) * hidden + out;
       c.p.hidden[place] = to_bf16(load_bf16(c.p.middle + place) + round_bf16(sum));
     }
   });
+  if (has_peers()) {
+    collect_share(kMlpSite, c.p.first_layer + c.layers_done, kDown,
+                  (layer.moe != 0 ? layer.down : layer.shared_down).row_groups, nullptr);
+  }
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

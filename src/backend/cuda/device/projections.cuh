@@ -1,6 +1,7 @@
 // Projections of one layer: query, key, value; output; router; and the head.
 #pragma once
 
+#include "backend/cuda/device/exchange.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
@@ -42,11 +43,13 @@ __device__ __forceinline__ void qkv_stage(Context& c) {
   }
 }
 
-// hidden + BF16(sum), rounded: the stream after attention.
+// hidden + BF16(sum), rounded: the stream after attention. With peers, the sum of all ranks.
 __device__ __forceinline__ void output_stage(Context& c) {
   const Matrix& m = c.layer().o;
   const Layout layout(m);
   const int hidden = hidden_of(c.p.shape);
+  const int layer = c.p.first_layer + c.layers_done;
+  if (has_peers() && !may_exchange(kAttentionSite, layer, kOutput)) return;
 #pragma unroll 1
   for (int first = 0; first < c.step().rows; first += kColumns) {
     const int n = min(kColumns, c.step().rows - first);
@@ -59,11 +62,16 @@ __device__ __forceinline__ void output_stage(Context& c) {
     share_product<OutputKind>(c, m, n, [&](int group, int i, int column_of, float sum) {
       const int out = group * 16 + i;
       if (out >= hidden) return;
+      if (has_peers()) {
+        publish(kAttentionSite, layer, first + column_of, out, sum);
+        return;
+      }
       const std::int64_t at = static_cast<std::int64_t>(first + column_of) * hidden + out;
       c.p.middle[at] =
           to_bf16(load_bf16(c.p.hidden + at) + round_bf16(sum * row_factor(m.row_scale, out)));
     });
   }
+  if (has_peers()) collect_share(kAttentionSite, layer, kOutput, m.row_groups, m.row_scale);
 }
 
 // Partial logits of this block's items; every warp stores its own.
