@@ -23,20 +23,26 @@ Result<Dispatcher> Dispatcher::create(const DeploymentFacts& facts, PathChoice c
   return Dispatcher(std::move(deployment), choice);
 }
 
-Decision Dispatcher::decide(const StepFacts& facts) {
+Decision Dispatcher::judge(const StepFacts& facts) const {
+  if (!deployment_.ok() || choice_ == PathChoice::kNative) return {};
   const auto rows = step_rows();
-  if (!deployment_.ok() || choice_ == PathChoice::kNative) {
-    const std::size_t reason = deployment_.ok() ? kChosen : kDeployment;
-    refused_[rows.size() + reason].fetch_add(1, std::memory_order_relaxed);
-    return {};
-  }
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i].holds(facts)) continue;
-    refused_[i].fetch_add(1, std::memory_order_relaxed);
-    return {Path::kNative, static_cast<int>(i)};
+    if (!rows[i].holds(facts)) return {Path::kNative, static_cast<int>(i)};
   }
-  mono_.fetch_add(1, std::memory_order_relaxed);
   return {Path::kMono, -1};
+}
+
+Decision Dispatcher::decide(const StepFacts& facts) {
+  const Decision decision = judge(facts);
+  if (decision.path == Path::kMono) {
+    mono_.fetch_add(1, std::memory_order_relaxed);
+    return decision;
+  }
+  const std::size_t whole = step_rows().size() + (deployment_.ok() ? kChosen : kDeployment);
+  const std::size_t reason =
+      decision.refused >= 0 ? static_cast<std::size_t>(decision.refused) : whole;
+  refused_[reason].fetch_add(1, std::memory_order_relaxed);
+  return decision;
 }
 
 void Dispatcher::count_postponed() {

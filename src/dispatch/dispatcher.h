@@ -41,7 +41,9 @@ class Dispatcher {
 
   const Status& deployment() const { return deployment_; }
 
-  // A pure function of replicated state, and a count. Allocates nothing.
+  // A pure function of replicated state. Allocates nothing.
+  Decision judge(const StepFacts& facts) const;
+  // The same, counted.
   Decision decide(const StepFacts& facts);
   // A step that was accepted and then had to go native after all (a runner that is not there).
   void count_postponed();

@@ -403,7 +403,7 @@ void Engine::publish() {
   counters_.blocks_used = blocks_.total() - blocks_.available();
   counters_.blocks_indexed = blocks_.indexed();
   counters_.preemptions = scheduler_.preemptions();
-  const cpu::PathCounts paths = model_.paths();
+  const cpu::PathCounts& paths = model_.paths();
   counters_.native_steps = paths.native;
   counters_.fused_steps = paths.mono;
   if (options_.speculator != nullptr) counters_.speculation = options_.speculator->stats();

@@ -74,11 +74,23 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
   ML_ASSIGN_OR_RETURN(run->weights_, load_weights(model, options.progress));
   const std::int64_t pages = (options.context_tokens + m3::kPageTokens - 1) / m3::kPageTokens;
   ML_ASSIGN_OR_RETURN(run->pool_, cpu::CachePool::create(model.config, cache, pages));
-  const cpu::NativeOptions chain{.tiles = run->tiles_, .fused = options.path != "native"};
+  const int ranks = options.processes != nullptr ? options.processes->size() : options.ranks;
+  cpu::NativeOptions chain{.tiles = run->tiles_};
+  if (options.backend != "cuda") {
+    ML_ASSIGN_OR_RETURN(run->policy_,
+                        dispatch::ChainPolicy::create(model.config, run->weights_,
+                                                      {.tensor_parallel = ranks,
+                                                       .max_model_length = options.context_tokens,
+                                                       .kv_cache = cache.kv,
+                                                       .index_cache = cache.index},
+                                                      options.path));
+    chain.fused = run->policy_->any_fused();
+    chain.policy = run->policy_.get();
+  }
   if (options.backend == "cuda") {
     ML_ASSIGN_OR_RETURN(run->native_, cuda_native(model.config, run->weights_, options));
   } else if (options.processes != nullptr) {
-    ML_ASSIGN_OR_RETURN(run->native_, options.processes->join(run->weights_));
+    ML_ASSIGN_OR_RETURN(run->native_, options.processes->join(run->weights_, *run->policy_));
   } else if (options.ranks > 1) {
     // The ranks have pools of their own; this one stays untouched, so it is never resident.
     ML_ASSIGN_OR_RETURN(

@@ -12,6 +12,7 @@
 #include "backend/cpu/thread_team.h"
 #include "backend/cpu/tiles.h"
 #include "core/status.h"
+#include "dispatch/chain_policy.h"
 #include "engine/model_loader.h"
 #include "engine/rank_processes.h"
 #include "m3/trace.h"
@@ -30,8 +31,10 @@ struct NativeRunOptions {
   std::int64_t context_tokens = 0;       // what the caches must hold
   std::string context_flag = "context";  // named when it does not fit
   std::string tiles;                     // kernel variant; empty: the best
-  std::string path = "auto";             // "native": op by op; "auto", "mono": fused where it can
-  int ranks = 1;                         // tensor-parallel, as threads of this process
+  // "native": op by op. "auto": fused where deployment and step allow it. "mono": the same, but a
+  // deployment that never allows it is refused.
+  std::string path = "auto";
+  int ranks = 1;  // tensor-parallel, as threads of this process
   // What a draft needs beside the model: its files, and bytes of every block.
   std::int64_t draft_bytes = 0, draft_block_bytes = 0;
   RankProcesses* processes = nullptr;  // borrowed: the ranks are processes, instead of `ranks`
@@ -49,6 +52,8 @@ class NativeRun {
   cpu::CachePool& pool() { return *pool_; }
   cpu::ThreadTeam& team() { return *team_; }
   const cpu::Tiles& tiles() const { return *tiles_; }
+  // Decides the path of every step; null where the backend does (cuda). Counters are thread-safe.
+  const dispatch::ChainPolicy* policy() const { return policy_.get(); }
 
   // Appends tokens to one sequence that owns the whole pool (for traces and benches); returns the
   // logits of the last `logit_rows`.
@@ -64,6 +69,7 @@ class NativeRun {
   m3::ModelWeights weights_;
   std::unique_ptr<cpu::ThreadTeam> team_;
   const cpu::Tiles* tiles_ = nullptr;
+  std::unique_ptr<dispatch::ChainPolicy> policy_;  // outlives the chain that asks it
   std::unique_ptr<cpu::Native> native_;
   std::unique_ptr<cpu::CachePool> pool_;
   std::vector<std::int32_t> table_;

@@ -120,7 +120,8 @@ struct Rank {
   std::unique_ptr<cpu::Native> native;
 
   Status load(const OpenModel& model, const m3::ModelWeights& weights,
-              const RankProcessOptions& options, int memory, int rank) {
+              const RankProcessOptions& options, dispatch::ChainPolicy& policy, int memory,
+              int rank) {
     // Reading a large model's weights takes its time on every rank.
     ML_ASSIGN_OR_RETURN(
         group, tp::join_process_group(memory, rank, options.ranks, Deadline(seconds(3600))));
@@ -137,7 +138,8 @@ struct Rank {
                                                      options.cache, options.pages));
     cpu::NativeOptions native_options;
     native_options.tiles = options.tiles;
-    native_options.fused = options.fused;
+    native_options.fused = policy.any_fused();
+    native_options.policy = &policy;
     native_options.group = group.get();
     ML_ASSIGN_OR_RETURN(native, cpu::Native::create(model.config, weights, *team, native_options));
     return {};
@@ -175,10 +177,21 @@ Status sent_reason(int fd, int rank) {
 // A rank's whole life. Returns its exit code.
 int serve_rank(const OpenModel& model, const RankProcessOptions& options, int memory, int orders,
                int number) {
+  std::unique_ptr<dispatch::ChainPolicy> policy;  // outlives the rank's chain
   Rank rank;
   const auto weights = m3::bind_weights(model.config, model.checkpoint, ValueCheck::kScales);
   Status status = weights.status();
-  if (status.ok()) status = rank.load(model, *weights, options, memory, number);
+  if (status.ok()) {
+    auto made = dispatch::ChainPolicy::create(model.config, *weights,
+                                              {.tensor_parallel = options.ranks,
+                                               .max_model_length = options.context_tokens,
+                                               .kv_cache = options.cache.kv,
+                                               .index_cache = options.cache.index},
+                                              options.path);
+    status = made.status();
+    if (status.ok()) policy = std::move(made).value();
+  }
+  if (status.ok()) status = rank.load(model, *weights, options, *policy, memory, number);
   if (!status.ok()) {
     if (rank.group != nullptr) rank.group->fail(status);
     send_reason(orders, status);
@@ -258,7 +271,9 @@ class Processes final : public RankProcesses {
     return {};
   }
 
-  Result<std::unique_ptr<cpu::Native>> join(const m3::ModelWeights& weights) override;
+  Result<std::unique_ptr<cpu::Native>> join(const m3::ModelWeights& weights,
+                                            dispatch::ChainPolicy& policy) override;
+  int size() const override { return options_.ranks; }
   Status health() const override {
     const tp::Group* group = group_.load(std::memory_order_acquire);
     if (group != nullptr) return group->status();
@@ -302,9 +317,9 @@ class RankZero final : public cpu::Native {
     (void)closed;  // peers that are gone are why
     processes_.group_.store(nullptr, std::memory_order_release);
   }
-  Status load(const m3::ModelWeights& weights) {
+  Status load(const m3::ModelWeights& weights, dispatch::ChainPolicy& policy) {
     ML_RETURN_IF_ERROR(
-        rank_.load(processes_.model_, weights, processes_.options_, processes_.memory_, 0));
+        rank_.load(processes_.model_, weights, processes_.options_, policy, processes_.memory_, 0));
     processes_.met_ = true;
     processes_.group_.store(rank_.group.get(), std::memory_order_release);
     return {};
@@ -329,7 +344,7 @@ class RankZero final : public cpu::Native {
   // Of this rank's share.
   const cpu::Traffic& last_traffic() const override { return rank_.native->last_traffic(); }
   const cpu::Traffic& total_traffic() const override { return rank_.native->total_traffic(); }
-  cpu::PathCounts paths() const override { return rank_.native->paths(); }
+  const cpu::PathCounts& paths() const override { return rank_.native->paths(); }
 
   Status close() override {
     if (rank_.native == nullptr || rank_.group->closed()) return {};
@@ -355,9 +370,10 @@ class RankZero final : public cpu::Native {
   Rank rank_;
 };
 
-Result<std::unique_ptr<cpu::Native>> Processes::join(const m3::ModelWeights& weights) {
+Result<std::unique_ptr<cpu::Native>> Processes::join(const m3::ModelWeights& weights,
+                                                     dispatch::ChainPolicy& policy) {
   auto zero = std::make_unique<RankZero>(*this);
-  ML_RETURN_IF_ERROR(zero->load(weights));
+  ML_RETURN_IF_ERROR(zero->load(weights, policy));
   return std::unique_ptr<cpu::Native>(std::move(zero));
 }
 

@@ -2,13 +2,16 @@
 // threads and compute the steps they are sent.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
 
 #include "backend/cpu/cache.h"
 #include "backend/cpu/native.h"
 #include "backend/cpu/thread_team.h"
 #include "core/deadline.h"
 #include "core/status.h"
+#include "dispatch/chain_policy.h"
 #include "engine/model_loader.h"
 
 namespace monolayer::engine {
@@ -19,7 +22,8 @@ struct RankProcessOptions {
   cpu::CacheOptions cache;
   std::int64_t pages = 0;
   const cpu::Tiles* tiles = nullptr;
-  bool fused = false;
+  std::int64_t context_tokens = 0;                               // that the caches hold
+  std::string path = "native";                                   // as NativeRunOptions::path
   Deadline::Clock::duration order_timeout = Deadline::kDefault;  // for the ranks to take one
 };
 
@@ -32,8 +36,10 @@ class RankProcesses {
   virtual ~RankProcesses() = default;  // ends and reaps them
 
   // Rank 0's end, once: joins the group and loads its share. Steps of the result run on all ranks;
-  // their page ids lie in pools of their own. Borrows `weights`.
-  virtual Result<std::unique_ptr<cpu::Native>> join(const m3::ModelWeights& weights) = 0;
+  // their page ids lie in pools of their own. Borrows `weights` and `policy`.
+  virtual Result<std::unique_ptr<cpu::Native>> join(const m3::ModelWeights& weights,
+                                                    dispatch::ChainPolicy& policy) = 0;
+  virtual int size() const = 0;  // ranks
   // Any thread: ok, or the one line of a rank that is gone: why it could not load, if it said so.
   virtual Status health() const = 0;
 };

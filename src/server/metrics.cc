@@ -134,7 +134,8 @@ void Metrics::speculation(const engine::SpeculationStats& s, std::string& out) c
         s.failures);
 }
 
-std::string Metrics::text(const engine::EngineStats& s, std::int64_t connections) const {
+std::string Metrics::text(const engine::EngineStats& s, const dispatch::StepCounters& paths,
+                          std::int64_t connections) const {
   std::string out;
   const auto real = [](std::int64_t v) { return static_cast<double>(v); };
   const auto gauge = [&](const char* name, const char* help, double value) {
@@ -195,6 +196,11 @@ std::string Metrics::text(const engine::EngineStats& s, std::int64_t connections
   counter("monolayer:engine_step_tokens_total", "Rows of all steps.", s.step_tokens);
   counter("monolayer:native_steps_total", "Forward passes on the native chain.", s.native_steps);
   counter("monolayer:fused_steps_total", "Forward passes on the fused path.", s.fused_steps);
+  out += head("monolayer:native_steps_by_reason_total",
+              "Forward passes on the native chain by the rule that kept them there.", "counter");
+  for (const auto& [reason, count] : paths.reasons)
+    out += "monolayer:native_steps_by_reason_total{" + labels_ + ",reason=\"" +
+           std::string(reason) + "\"} " + std::to_string(count) + "\n";
   gauge("monolayer:http_connections", "Open connections.", real(connections));
   out += head("monolayer:http_responses_total", "Answers by status class.", "counter");
   for (int i = 1; i < 6; ++i)

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "dispatch/dispatcher.h"
 #include "engine/engine.h"
 
 namespace monolayer::server {
@@ -34,7 +35,8 @@ class Metrics {
   void finished(const engine::RequestOutput& output, std::int64_t prompt_tokens,
                 std::int64_t generated);
   void http(int status) { ++responses_[status / 100 < 6 ? status / 100 : 5]; }
-  std::string text(const engine::EngineStats& stats, std::int64_t connections) const;
+  std::string text(const engine::EngineStats& stats, const dispatch::StepCounters& paths,
+                   std::int64_t connections) const;
 
  private:
   void speculation(const engine::SpeculationStats& stats, std::string& out) const;

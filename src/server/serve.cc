@@ -119,7 +119,8 @@ Status start_processes(const ServeOptions& options, Loaded& loaded) {
   ranks.threads = static_cast<int>(options.threads);
   ML_ASSIGN_OR_RETURN(ranks.cache, engine::cache_options(options.kv_cache_dtype));
   ranks.pages = (loaded.tokens + m3::kPageTokens - 1) / m3::kPageTokens;
-  ranks.fused = options.path != "native";
+  ranks.context_tokens = loaded.tokens;
+  ranks.path = options.path;
   ML_ASSIGN_OR_RETURN(loaded.processes, engine::RankProcesses::start(*loaded.model, ranks));
   return ok_status();
 }
@@ -159,9 +160,9 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
   loaded.info["served_model_name"] = options.served_names;
   loaded.info["effective"] = {
       {"path", options.path},
-      {"path_reason", options.path == "native"
-                          ? "the default"
-                          : "steps of at most 16 rows run fused, larger and mixed ones native"},
+      {"path_reason", loaded.run->policy()->any_fused()
+                          ? "steps of at most 16 rows run fused, larger and mixed ones native"
+                          : loaded.run->policy()->deployment_reason()},
       {"tensor_parallel_size", options.ranks},
       {"ranks", loaded.processes != nullptr ? "processes" : "threads"},
       {"backend", "cpu"},
@@ -235,7 +236,7 @@ Status serve(const ServeOptions& options) {
       is_ready = true;
       loaded->info["effective"]["seconds_to_ready"] =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-      service->ready(loaded->served, loaded->engine.get(), loaded->info);
+      service->ready(loaded->served, loaded->engine.get(), loaded->run->policy(), loaded->info);
       if (options.on_ready) options.on_ready(loaded->info);
     });
   });

@@ -122,9 +122,10 @@ Service::Service(HttpServer& http, ServiceOptions options)
 Service::~Service() { *alive_ = false; }
 
 void Service::ready(std::shared_ptr<const ServedModel> model, engine::Engine* engine,
-                    Json server_info) {
+                    const dispatch::ChainPolicy* policy, Json server_info) {
   model_ = std::move(model);
   engine_ = engine;
+  policy_ = policy;
   options_.server_info = std::move(server_info);
   metrics_ = std::make_unique<Metrics>(model_->names.front());
 }
@@ -208,7 +209,7 @@ void Service::route(HttpRequest& request, const Out& out) {
     return respond(out, 200, "application/json", dump(acceptance(engine_->stats().speculation)));
   if (is("GET", "/metrics") || is("HEAD", "/metrics"))
     return respond(out, 200, "text/plain; version=0.0.4; charset=utf-8",
-                   metrics_->text(engine_->stats(), http_.connections()));
+                   metrics_->text(engine_->stats(), policy_->counters(), http_.connections()));
   static const char* known[] = {"/v1/chat/completions",
                                 "/v1/completions",
                                 "/v1/messages",

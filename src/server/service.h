@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "dispatch/chain_policy.h"
 #include "engine/engine.h"
 #include "server/answer.h"
 #include "server/generation_spec.h"
@@ -36,8 +37,9 @@ class Service {
   Service(HttpServer& http, ServiceOptions options);
   ~Service();
 
-  // The model is loaded: requests are taken from now on. Borrows the engine.
-  void ready(std::shared_ptr<const ServedModel> model, engine::Engine* engine, Json server_info);
+  // The model is loaded: requests are taken from now on. Borrows the engine and the decisions.
+  void ready(std::shared_ptr<const ServedModel> model, engine::Engine* engine,
+             const dispatch::ChainPolicy* policy, Json server_info);
   void handle(HttpRequest request, const std::shared_ptr<Responder>& out);
   // Any thread: what the engine's sink is given.
   void outputs(std::vector<engine::RequestOutput> outputs);
@@ -72,6 +74,7 @@ class Service {
   ServiceOptions options_;
   std::shared_ptr<const ServedModel> model_;
   engine::Engine* engine_ = nullptr;
+  const dispatch::ChainPolicy* policy_ = nullptr;
   std::unique_ptr<Metrics> metrics_;
   bool draining_ = false, failure_said_ = false;
   std::unordered_map<std::uint64_t, std::pair<std::shared_ptr<Job>, std::size_t>> by_id_;

@@ -41,6 +41,7 @@ class RankProcessesTest : public ::testing::Test {
     options_.ranks = 2;
     options_.threads = 2;
     options_.pages = kPages;
+    options_.context_tokens = kPages * 128;
   }
   void start() {
     auto processes = RankProcesses::start(*model_, options_);
@@ -88,7 +89,10 @@ TEST_F(RankProcessesTest, ARankThatReadsNoOrdersDoesNotHoldUpItsStep) {
   {
     const auto weights = load_weights(*model_, {});
     ASSERT_TRUE(weights.ok()) << weights.status().to_string();
-    auto native = processes_->join(*weights);
+    auto policy = dispatch::ChainPolicy::create(model_->config, *weights,
+                                                {.tensor_parallel = options_.ranks}, options_.path);
+    ASSERT_TRUE(policy.ok()) << policy.status().to_string();
+    auto native = processes_->join(*weights, **policy);
     ASSERT_TRUE(native.ok()) << native.status().to_string();
     auto pool = cpu::CachePool::create(model_->config, options_.cache, 1);
     ASSERT_TRUE(pool.ok());

@@ -176,12 +176,15 @@ class Fused(ServerTest):
     FLAGS = ("--path", "auto")
 
     def test_18_steps_by_path(self):
+        rows = ("monolayer:native_steps_by_reason_total", 'reason="rows"')
         before = [self.server.metric(f"monolayer:{path}_steps_total") for path in ("native", "fused")]
+        by_rule = self.server.metric(*rows)
         self.server.complete([7] * 100, max_tokens=6, ignore_eos=True)
         self.assertTrue(self.server.wait_idle())
         after = [self.server.metric(f"monolayer:{path}_steps_total") for path in ("native", "fused")]
         self.assertEqual(after[0] - before[0], 1)  # the prompt, more than 16 rows
         self.assertEqual(after[1] - before[1], 5)
+        self.assertEqual(self.server.metric(*rows) - by_rule, 1)
 
 
 class TinyPool(ServerTest):

@@ -84,11 +84,11 @@ class Server:
                 "temperature": 0, "max_tokens": 40, **fields}
         return self.events("/v1/chat/completions", body)
 
-    def metric(self, name):
+    def metric(self, name, label=""):
         for line in self.http.get("/metrics").text.splitlines():
-            if line.startswith(name + "{"):
+            if line.startswith(name + "{") and label in line:
                 return float(line.rsplit(" ", 1)[1])
-        raise KeyError(name)
+        raise KeyError(name + label)
 
     def wait_idle(self, seconds=20):
         end = time.monotonic() + seconds

@@ -10,8 +10,43 @@
 
 namespace monolayer::cpu {
 
+namespace {
+
+std::int64_t context_limit(const m3::ModelConfig& config, const Caches& cache) {
+  return std::min(
+      {config.max_positions, cache.layer(0).pages * m3::kPageTokens, mono::kMaxContext});
+}
+std::int64_t slot_number(const CacheSlot& slot) { return slot.page * m3::kPageTokens + slot.token; }
+
+}  // namespace
+
+StepShape MonoChain::shape_of(const StepContext& step) const {
+  StepShape shape;
+  shape.rows = step.plan.rows();
+  shape.requests = static_cast<std::int64_t>(step.plan.sequences().size());
+  shape.max_context = context_limit(config_, step.cache);
+  shape.shortest_query = shape.rows;
+  for (const PlannedSequence& sequence : step.plan.sequences()) {
+    shape.shortest_query = std::min(shape.shortest_query, sequence.rows);
+    shape.longest_query = std::max(shape.longest_query, sequence.rows);
+    shape.longest_context = std::max(shape.longest_context, sequence.start + sequence.rows);
+    shape.table_width =
+        std::max(shape.table_width, static_cast<std::int64_t>(sequence.pages.size()));
+  }
+  for (std::int64_t r = 0; r < shape.rows; ++r) {
+    shape.highest_slot = std::max({shape.highest_slot, slot_number(step.plan.row(r).main),
+                                   slot_number(step.plan.row(r).index)});
+  }
+  return shape;
+}
+
 std::string MonoChain::refusal(const StepContext& step) const {
   if (choices_ != nullptr) return "the rows' choices are given";
+  if (policy_ != nullptr) {
+    const StepShape shape = shape_of(step);
+    const int rank = group_ == nullptr ? 0 : group_->rank();
+    return policy_->fused(shape, rank) ? std::string() : policy_->reason(shape);
+  }
   const std::int64_t rows = step.plan.rows();
   if (rows > mono::kMaxRows) {
     return std::to_string(rows) + " rows, the fused path takes " + std::to_string(mono::kMaxRows);
@@ -52,8 +87,7 @@ Status MonoChain::bind(const StepContext& step) {
   ML_RETURN_IF_ERROR(close());
   mono::ExecutorConfig config = executor_config(config_, view_, step.cache);
   config.group = group_;
-  config.max_context =
-      std::min({config_.max_positions, first.pages * m3::kPageTokens, mono::kMaxContext});
+  config.max_context = context_limit(config_, step.cache);
   MonoOptions options = mono_options_;
   options.tiles = &tiles_;
   ML_ASSIGN_OR_RETURN(executor_, MonoExecutor::create(config, &team_, options));
@@ -67,14 +101,13 @@ Status MonoChain::fused(const StepContext& step, m3::TraceSink* sink) {
   for (std::int64_t r = 0; r < step.plan.rows(); ++r) {
     const PlannedRow& row = step.plan.row(r);
     const PlannedSequence& sequence = step.plan.sequences()[static_cast<std::size_t>(row.sequence)];
-    const auto slot = [](const CacheSlot& s) { return s.page * m3::kPageTokens + s.token; };
     rows_.push_back({.live = true,
                      .request = row.sequence,
                      .position = row.position,
                      .main_table = sequence.pages.data(),
                      .index_table = sequence.index_pages.data(),
-                     .main_slot = slot(row.main),
-                     .index_slot = slot(row.index)});
+                     .main_slot = slot_number(row.main),
+                     .index_slot = slot_number(row.index)});
   }
   const auto before = std::chrono::steady_clock::now();
   ML_RETURN_IF_ERROR(executor_->prepare(rows_));

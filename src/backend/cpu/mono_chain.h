@@ -26,6 +26,7 @@ class MonoChain : public NativeChain {
   Status run_layers(const StepContext& step, m3::TraceSink* sink) override;
 
  private:
+  StepShape shape_of(const StepContext& step) const;
   // Empty, or why the step goes native.
   std::string refusal(const StepContext& step) const;
   Status bind(const StepContext& step);

@@ -78,6 +78,7 @@ NativeChain::NativeChain(m3::ModelConfig config, ModelView view, ThreadTeam& tea
       row_tile_(options.prefill_tile),
       choices_(options.choices),
       group_(options.group != nullptr && options.group->size() > 1 ? options.group : nullptr),
+      policy_(options.policy),
       rope_(config_.rope_theta, config_.rotary_dim),
       scratch_(static_cast<std::size_t>(team.size())) {}
 

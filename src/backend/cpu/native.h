@@ -42,6 +42,27 @@ struct PathCounts {
   std::string why_native;  // of the last native step that the fused path might have taken
 };
 
+// What a decision about one step may know of it: the same on every rank.
+struct StepShape {
+  std::int64_t rows = 0, requests = 0;
+  std::int64_t shortest_query = 0, longest_query = 0;  // rows of one request
+  std::int64_t longest_context = 0;                    // tokens, the step's own rows counted
+  std::int64_t max_context = 0;                        // of the caches
+  std::int64_t table_width = 0;                        // blocks of the longest table
+  std::int64_t highest_slot = 0;                       // block x 128 + offset
+};
+
+// Whoever decides which steps run fused. Every rank asks, each on its own thread, and all must get
+// the same answer: it may depend on the shape alone.
+class PathPolicy {
+ public:
+  virtual ~PathPolicy() = default;
+  // `rank` only says who asks, so that a step is counted once.
+  virtual bool fused(const StepShape& shape, int rank) = 0;
+  // Why a step of this shape goes native.
+  virtual std::string reason(const StepShape& shape) const = 0;
+};
+
 struct NativeOptions {
   const Tiles* tiles = nullptr;    // null: the best available
   std::int64_t prefill_tile = 64;  // rows of a matmul tile; changes speed, never bits
@@ -54,6 +75,8 @@ struct NativeOptions {
   // Layers of steps of at most 16 rows, 8 of a sequence, run through the fused path, with the same
   // bits; all other steps op by op.
   bool fused = false;
+  // With `fused`: asked before every step; null: whatever the limits above allow. Borrowed.
+  PathPolicy* policy = nullptr;
 };
 
 class Native {
@@ -75,7 +98,10 @@ class Native {
   // Traffic of the last step and since creation.
   virtual const Traffic& last_traffic() const = 0;
   virtual const Traffic& total_traffic() const = 0;
-  virtual PathCounts paths() const { return {}; }
+  virtual const PathCounts& paths() const {
+    static const PathCounts none;
+    return none;
+  }
   // From now on every step keeps the residual stream ENTERING these layers (ascending), of all its
   // rows. kUnsupported where a chain cannot.
   virtual Status capture(std::span<const std::int64_t> layers);

@@ -29,7 +29,7 @@ class NativeChain : public Native {
               m3::TraceSink* sink) override;
   const Traffic& last_traffic() const override { return last_; }
   const Traffic& total_traffic() const override { return total_; }
-  PathCounts paths() const override { return paths_; }
+  const PathCounts& paths() const override { return paths_; }
   Status capture(std::span<const std::int64_t> layers) override;
   std::span<const float> captured() const override { return kept_; }
 
@@ -80,6 +80,7 @@ class NativeChain : public Native {
   const std::int64_t row_tile_;
   m3::ChoiceSource* const choices_;
   tp::Group* const group_;  // null: one rank
+  PathPolicy* const policy_;  // of the fused path; null: its limits alone
 
   const m3::Rope rope_;
 

@@ -109,7 +109,7 @@ class Ranked final : public Native {
   }
   const Traffic& last_traffic() const override { return last_; }
   const Traffic& total_traffic() const override { return total_; }
-  PathCounts paths() const override { return ranks_[0].native->paths(); }
+  const PathCounts& paths() const override { return ranks_[0].native->paths(); }
   // The stream is the same on every rank; all of them stop at the same layers.
   Status capture(std::span<const std::int64_t> layers) override {
     for (const Rank& rank : ranks_) ML_RETURN_IF_ERROR(rank.native->capture(layers));

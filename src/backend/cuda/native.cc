@@ -39,7 +39,7 @@ class Chain : public cpu::Native {
               std::vector<float>& logits, m3::TraceSink* sink) override;
   const cpu::Traffic& last_traffic() const override { return traffic_; }
   const cpu::Traffic& total_traffic() const override { return traffic_; }
-  cpu::PathCounts paths() const override { return paths_; }
+  const cpu::PathCounts& paths() const override { return paths_; }
 
  private:
   Status bind(const cpu::CachePool& cache);

@@ -1,0 +1,119 @@
+// The tables as the chains of `generate` and `serve` ask them.
+#include "dispatch/chain_policy.h"
+
+#include <gtest/gtest.h>
+
+#include "backend/cpu/cache.h"
+#include "backend/cpu/ranked.h"
+#include "backend_cpu/random_model.h"
+
+namespace monolayer::dispatch {
+namespace {
+
+using test::RandomModel;
+
+std::int64_t count_of(const StepCounters& counters, std::string_view reason) {
+  for (const auto& [name, count] : counters.reasons)
+    if (name == reason) return count;
+  return -1;
+}
+
+class ChainPolicyTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<ChainPolicy> make(const std::string& path) {
+    auto made = ChainPolicy::create(model_.config, model_.weights, {}, path);
+    EXPECT_TRUE(made.ok()) << made.status().to_string();
+    return std::move(made).value();
+  }
+  RandomModel model_{test::nano_config(), {}, 11};
+};
+
+TEST_F(ChainPolicyTest, StepsOfTwoRanksAreCountedOnceAndByTheirRule) {
+  const auto policy = make("auto");
+  ASSERT_TRUE(policy->any_fused());
+  EXPECT_EQ("", policy->deployment_reason());
+  cpu::RankedOptions two;
+  two.ranks = two.threads = 2;
+  two.pages = 4;
+  cpu::NativeOptions options;
+  options.fused = true;
+  options.policy = policy.get();
+  auto native = cpu::make_ranked(model_.config, model_.weights, two, options);
+  ASSERT_TRUE(native.ok()) << native.status().to_string();
+  auto pool = cpu::CachePool::create(model_.config, {}, 4);
+  ASSERT_TRUE(pool.ok());
+  const std::vector<std::int32_t> pages{3, 1, 0, 2};
+  const std::vector<std::int32_t> tokens = test::random_tokens(model_.config, 200, 3);
+  std::vector<float> logits;
+  std::int64_t at = 0;
+  for (const std::int64_t rows : {17, 9, 8, 1, 1, 40}) {
+    cpu::StepSequence sequence;
+    sequence.tokens =
+        std::span(tokens).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(rows));
+    sequence.start = at;
+    sequence.pages = pages;
+    const Status status = (*native)->step({&sequence, 1}, **pool, logits, nullptr);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    at += rows;
+  }
+  const StepCounters counters = policy->counters();
+  EXPECT_EQ(3, counters.mono);
+  EXPECT_EQ(3, counters.native);
+  EXPECT_EQ(2, count_of(counters, "rows"));
+  EXPECT_EQ(1, count_of(counters, "query_length"));
+  EXPECT_EQ(3, (*native)->paths().mono);
+  EXPECT_EQ("rows: is 40, needs 1 to 16", (*native)->paths().why_native);
+}
+
+TEST_F(ChainPolicyTest, ADeploymentThatIsRefusedFallsBackOrSaysWhy) {
+  model_.config.layers[4].moe = false;  // sparse attention with a dense MLP
+  const auto policy = make("auto");
+  EXPECT_FALSE(policy->any_fused());
+  EXPECT_NE(policy->deployment_reason().find("layer_mix: is layer 4 with sparse attention"),
+            std::string::npos)
+      << policy->deployment_reason();
+  const auto refused = ChainPolicy::create(model_.config, model_.weights, {}, "mono");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(Code::kUnsupported, refused.status().code());
+  EXPECT_NE(refused.status().to_string().find("layer_mix"), std::string::npos);
+}
+
+TEST_F(ChainPolicyTest, TheOperatorsChoice) {
+  EXPECT_FALSE(make("native")->any_fused());
+  EXPECT_EQ("native was chosen", make("native")->deployment_reason());
+  EXPECT_TRUE(make("mono")->any_fused());
+  EXPECT_EQ("--path: 'fast' is not one of auto, native, mono",
+            ChainPolicy::create(model_.config, model_.weights, {}, "fast").status().to_string());
+}
+
+// What a chain cannot hold is refused for its shape, whoever asks.
+TEST_F(ChainPolicyTest, EveryRuleOfAStepIsAsked) {
+  const auto policy = make("auto");
+  cpu::StepShape good;
+  good.rows = 4;
+  good.requests = 2;
+  good.shortest_query = 1;
+  good.longest_query = 3;
+  good.longest_context = 300;
+  good.max_context = 512;
+  good.table_width = 3;
+  good.highest_slot = 511;
+  EXPECT_TRUE(policy->fused(good, 0));
+  const auto reason = [&](auto change) {
+    cpu::StepShape shape = good;
+    change(shape);
+    EXPECT_FALSE(policy->fused(shape, 1));
+    return policy->reason(shape);
+  };
+  EXPECT_EQ("rows: is 17, needs 1 to 16", reason([](auto& s) { s.rows = 17; }));
+  EXPECT_EQ("query_length: is 1 to 9, needs 1 to 8", reason([](auto& s) { s.longest_query = 9; }));
+  EXPECT_EQ("context: is 513 of 512, needs at most the caches' max_context",
+            reason([](auto& s) { s.longest_context = 513; }));
+  EXPECT_NE(reason([](auto& s) { s.table_width = 8193; }).find("table_width"), std::string::npos);
+  EXPECT_NE(reason([](auto& s) { s.highest_slot = std::int64_t{1} << 31; }).find("slots"),
+            std::string::npos);
+  EXPECT_EQ(1, policy->counters().mono + policy->counters().native);  // rank 1 counts nothing
+}
+
+}  // namespace
+}  // namespace monolayer::dispatch
