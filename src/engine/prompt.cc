@@ -1,8 +1,44 @@
 #include "engine/prompt.h"
 
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/text_io.h"
+#include "text/jinja/value.h"
+
 namespace monolayer::engine {
+
+namespace {
+
+// A template passes over roles and contents that it does not know; the answer would be to another
+// question than the one in the file.
+Status check_messages(const ChatInput& input, const std::string& subject) {
+  static constexpr std::array<std::string_view, 6> kRoles{"root", "system",    "developer",
+                                                          "user", "assistant", "tool"};
+  const auto& messages = input.messages.list().items;
+  if (messages.empty()) return {Code::kInvalidArgument, subject, "messages is empty"};
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const std::string at = "messages[" + std::to_string(i) + "]";
+    const auto& message = messages[i].dict();
+    const std::string& role = message.find(std::string_view("role"))->str().bytes;
+    if (std::find(kRoles.begin(), kRoles.end(), role) == kRoles.end())
+      return {Code::kInvalidArgument, subject,
+              at + ".role is " + quote_name(role) +
+                  ", must be one of system, developer, user, assistant, tool"};
+    const auto* content = message.find(std::string_view("content"));
+    const bool absent = content == nullptr || content->is(jinja::Kind::kNone);
+    if (absent ? role != "assistant"
+               : !content->is(jinja::Kind::kString) && !content->is(jinja::Kind::kList))
+      return {Code::kInvalidArgument, subject, at + ".content must be a string or a list of parts"};
+  }
+  return ok_status();
+}
+
+}  // namespace
 
 Result<TextModel> TextModel::load(const std::string& folder) {
   ML_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(folder));
@@ -17,8 +53,7 @@ Status TextModel::render(const PromptRequest& request, Prompt& prompt,
   ChatInput input;
   if (request.chat) {
     input = *request.chat;
-    if (input.messages.list().items.empty())
-      return {Code::kInvalidArgument, request.subject, "messages is empty"};
+    ML_RETURN_IF_ERROR(check_messages(input, request.subject));
   } else {
     const nlohmann::ordered_json message = {{"role", "user"}, {"content", request.text}};
     ML_ASSIGN_OR_RETURN(input, chat_input(nlohmann::ordered_json::array({message}), nullptr));

@@ -31,11 +31,15 @@ std::string access_line(const Access& access, double time) {
 }
 
 Result<std::unique_ptr<AccessLog>> AccessLog::open(const std::string& path) {
-  const int fd = path == "-"
-                     ? STDERR_FILENO
-                     : ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  // Without O_NONBLOCK a named pipe that nobody reads would hold up the start for good.
+  const int fd = path == "-" ? STDERR_FILENO
+                             : ::open(path.c_str(),
+                                      O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+  if (fd < 0 && errno == ENXIO)
+    return Status(Code::kIoError, path, "is a pipe that nobody reads from");
   if (fd < 0)
     return Status(Code::kIoError, path, std::string("not opened: ") + std::strerror(errno));
+  if (fd != STDERR_FILENO) ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   return std::unique_ptr<AccessLog>(new AccessLog(fd));
 }
 

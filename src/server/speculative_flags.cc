@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/text_io.h"
 #include "m3/draft.h"
 
 namespace monolayer::server {
@@ -75,7 +76,11 @@ Status read_key(const std::string& key, const Json& value, Wish& wish) {
 Result<Wish> read_config(const std::string& text) {
   Wish wish;
   wish.tokens_name = std::string(kConfig) + ".num_speculative_tokens";
-  const Json object = Json::parse(text, nullptr, false);
+  const Result<nlohmann::json> parsed = parse_json(text, kConfig);  // refuses a key given twice
+  if (!parsed.ok())
+    return Status(Code::kInvalidArgument, kConfig,
+                  "must be a JSON object; " + parsed.status().message());
+  const Json object = *parsed;
   if (!object.is_object()) return Status(Code::kInvalidArgument, kConfig, "must be a JSON object");
   for (const auto& [key, value] : object.items()) ML_RETURN_IF_ERROR(read_key(key, value, wish));
   const bool numbers = wish.length || wish.rate || !wish.rates.empty();

@@ -92,6 +92,24 @@ std::string question(const std::string& answer, int tokens, const std::string& t
          thinking + "\"}\n";
 }
 
+TEST_F(Eval, MessagesThatATemplateWouldPassOverAreRefused) {
+  const auto refused = [&](const std::string& messages) {
+    const auto items = read(question("7", 9, "adaptive") + R"({"task": "a", "messages": )" +
+                            messages + R"(, "answer": "7", "max_tokens": 9})" + "\n");
+    return items.ok() ? "was read" : items.status().to_string();
+  };
+  EXPECT_EQ(path_ +
+                ":2: messages[0].role is 'narrator', must be one of system, developer, user, "
+                "assistant, tool",
+            refused(R"([{"role": "narrator", "content": "What is 3 plus 4?"}])"));
+  EXPECT_EQ(path_ + ":2: messages[1].content must be a string or a list of parts",
+            refused(R"([{"role": "user", "content": "a"}, {"role": "user", "content": 5}])"));
+  EXPECT_EQ(path_ + ":2: messages[0].content must be a string or a list of parts",
+            refused(R"([{"role": "user"}])"));
+  EXPECT_EQ(path_ + ":2: messages is empty", refused("[]"));
+  EXPECT_EQ("was read", refused(R"([{"role": "user", "content": "a"}, {"role": "assistant"}])"));
+}
+
 TEST_F(Eval, EveryAnswerIsCountedInItsPlace) {
   auto items = read(question("The answer is 7.", 60, "adaptive") +
                     question("The answer is 8.", 60, "adaptive") +

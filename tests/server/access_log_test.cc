@@ -1,5 +1,6 @@
 // The request log against files that take nothing.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -50,6 +51,16 @@ TEST(AccessLog, AReaderThatLeftCostsLinesNotTheProcess) {
   EXPECT_EQ(text.find("/second"), std::string::npos) << text;
   ::close(pipe[0]);
   ::close(pipe[1]);
+}
+
+TEST(AccessLog, APipeWithoutReaderIsRefusedAtOnce) {
+  const std::string path = ::testing::TempDir() + "access_log_fifo";
+  ::unlink(path.c_str());
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const auto log = AccessLog::open(path);
+  ASSERT_FALSE(log.ok());
+  EXPECT_EQ(path + ": is a pipe that nobody reads from", log.status().to_string());
+  ::unlink(path.c_str());
 }
 
 TEST(AccessLog, AFullPipeDoesNotHoldUpTheEnd) {

@@ -87,6 +87,9 @@ TEST(SpeculativeFlags, WhatCannotBeIsRefusedByName) {
   EXPECT_REFUSED(atom("/d", 3, 2.0, 0.5), "one of them must be left out");
   EXPECT_REFUSED(atom("/d", 0, 2.0), "needs speculative tokens");
   EXPECT_REFUSED(atom("", std::nullopt, 2.0), "needs speculative tokens");
+  EXPECT_REFUSED(
+      config(R"({"num_speculative_tokens": 2, "num_speculative_tokens": 3})"),
+      "--speculative-config: must be a JSON object; key 'num_speculative_tokens' appears twice");
   SpeculativeFlags method;
   method.method = "eagle3";
   EXPECT_REFUSED(method, "--method: needs --draft-model");
