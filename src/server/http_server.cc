@@ -1,4 +1,5 @@
 // The only file that knows the HTTP library.
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -394,10 +395,30 @@ void Connection::close() {
   socket_.close(ignored);
 }
 
+// Files, logs and the like beside the connections.
+constexpr rlim_t kOtherDescriptors = 256;
+
+// The connections that the process may have open: its limit is raised as far as it allows (login
+// shells and containers often start programs with 1024), and where that is too low a connection too
+// many is closed at once instead of running into it.
+std::int64_t allowed_connections(std::int64_t wanted) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
+  const auto needed = static_cast<rlim_t>(wanted) + kOtherDescriptors;
+  if (limit.rlim_cur < needed) {
+    const rlimit raised{std::min(needed, limit.rlim_max), limit.rlim_max};
+    if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+  }
+  if (limit.rlim_cur >= needed) return wanted;
+  return static_cast<std::int64_t>(limit.rlim_cur -
+                                   std::min(kOtherDescriptors, limit.rlim_cur / 2));
+}
+
 class BeastServer : public HttpServer {
  public:
   explicit BeastServer(const HttpOptions& options) : acceptor_(shared_.io), signals_(shared_.io) {
     shared_.options = options;
+    shared_.options.connections = allowed_connections(options.connections);
   }
 
   Status open() {

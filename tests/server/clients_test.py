@@ -3,7 +3,7 @@ import json
 
 import anthropic
 import openai
-from harness import QUESTION, ServerTest, main
+from harness import PATIENCE, QUESTION, ServerTest, main
 
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "Weather of a city",
@@ -15,7 +15,7 @@ class OpenAI(ServerTest):
 
     def setUp(self):
         self.client = openai.OpenAI(base_url=self.server.url + "/v1", api_key="secret",
-                                    max_retries=0, timeout=60)
+                                    max_retries=0, timeout=60 * PATIENCE)
 
     def tearDown(self):
         self.client.close()
@@ -85,7 +85,7 @@ class Anthropic(ServerTest):
 
     def setUp(self):
         self.client = anthropic.Anthropic(base_url=self.server.url, api_key="any", max_retries=0,
-                                          timeout=60)
+                                          timeout=60 * PATIENCE)
 
     def tearDown(self):
         self.client.close()

@@ -1,5 +1,6 @@
 """A server on a free port, and small ways to talk to it."""
 import json
+import os
 import pathlib
 import re
 import signal
@@ -13,27 +14,31 @@ import unittest
 import httpx
 
 BINARY = sys.argv[1] if len(sys.argv) > 1 else "build/cpu/bin/monolayer"
+# How much longer than usual everything may take: sanitizers, emulators.
+PATIENCE = float(os.environ.get("MONOLAYER_TEST_PATIENCE", "1"))
 QUESTION = "Tom has 12 apples. Anna gives Tom 7 more apples. How many apples does Tom have?"
 
 
 class Server:
-    def __init__(self, *flags, threads=1):
+    def __init__(self, *flags, threads=1, few_files=None):
         command = [BINARY, "serve", "--host", "127.0.0.1", "--port", "0", "--threads", str(threads),
                    "--quiet", *flags]
         self.port = None
+        if few_files is not None:  # neither the program nor its children can have more
+            command = ["prlimit", f"--nofile={few_files}:{few_files}", *command]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log = []
         self.listening = threading.Event()
         self.ready = threading.Event()
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
-        self.listening.wait(30)
-        self.ready.wait(60)
+        self.listening.wait(30 * PATIENCE)
+        self.ready.wait(60 * PATIENCE)
         if self.port is None or self.process.poll() is not None:
             self.process.kill()
             raise RuntimeError("the server did not start: " + "".join(self.log))
         self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=60 * PATIENCE)
 
     def _read(self):
         for line in self.process.stderr:
@@ -51,7 +56,7 @@ class Server:
         self.http.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(bound)
+        code = self.process.wait(bound * PATIENCE)
         self.reader.join(5)
         self.process.stderr.close()
         return code
@@ -91,7 +96,7 @@ class Server:
         raise KeyError(name + label)
 
     def wait_idle(self, seconds=20):
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * PATIENCE
         while time.monotonic() < end:
             if (self.metric("atom:kv_cache_blocks_used") == 0
                     and self.metric("vllm:num_requests_running") == 0

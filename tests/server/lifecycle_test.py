@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import resource
 import shutil
 import socket
 import struct
@@ -50,7 +51,11 @@ class Gone(ServerTest):
         self.assertEqual(self.server.http.get("/health").status_code, 200)
 
     def test_20_idle_connections_and_a_slow_reader_do_not_slow_others(self):
-        idle = [socket.create_connection(("127.0.0.1", self.server.port)) for _ in range(400)]
+        # As many as the limit of this process allows.
+        own = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (own[1], own[1]))
+        count = 4096 if own[1] == resource.RLIM_INFINITY else min(4096, own[1] - 256)
+        idle = [socket.create_connection(("127.0.0.1", self.server.port)) for _ in range(count)]
         slow = socket.create_connection(("127.0.0.1", self.server.port))
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.sendall(request({"prompt": "a", "max_tokens": 2000, "stream": True}))
@@ -73,6 +78,31 @@ class Gone(ServerTest):
                 self.assertTrue(piece)
                 got += piece
         self.assertLess(got.index(b"text_completion"), got.index(b'"version"'))
+
+
+class FewFiles(unittest.TestCase):
+    def test_20_a_connection_too_many_is_closed_and_the_others_are_served(self):
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        server = Server(few_files=300)
+        idle = []
+        try:
+            for _ in range(400):
+                idle.append(socket.create_connection(("127.0.0.1", server.port)))
+            idle[0].settimeout(10)
+            for each in idle[200:]:
+                each.settimeout(10)
+            closed = sum(each.recv(1) == b"" for each in idle[250:])
+            self.assertEqual(closed, 150)
+            for each in idle[1:]:
+                each.close()
+            self.assertEqual(server.complete(max_tokens=3).status_code, 200)
+            idle[0].sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            self.assertIn(b"200", idle[0].recv(100))
+        finally:
+            for each in idle:
+                each.close()
+            self.assertEqual(server.stop(), 0)
+        self.assertEqual(before, resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
 class Changed(unittest.TestCase):

@@ -7,7 +7,7 @@ import threading
 import time
 import unittest
 
-from harness import BINARY, main
+from harness import PATIENCE, BINARY, main
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 TOKEN = {"choices": [{"text": "a"}]}
@@ -88,7 +88,7 @@ def bench(port, *flags, prompt=3, timeout=30, **more):
     started = time.monotonic()
     run = subprocess.run([BINARY, "bench", "serve", "--port", str(port), "--json",
                           "--prompt-tokens", str(prompt), "--output-tokens", "2", *flags],
-                         capture_output=True, text=True, timeout=timeout, **more)
+                         capture_output=True, text=True, timeout=timeout * PATIENCE, **more)
     report = json.loads(run.stdout) if run.stdout else None
     return run, report, time.monotonic() - started
 

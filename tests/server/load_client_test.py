@@ -7,7 +7,7 @@ import tempfile
 import time
 import xml.etree.ElementTree
 
-from harness import BINARY, ServerTest, main
+from harness import PATIENCE, BINARY, ServerTest, main
 
 WORK = tempfile.mkdtemp()
 LOG = os.path.join(WORK, "requests.jsonl")
@@ -18,7 +18,7 @@ class LoadClient(ServerTest):
 
     def bench(self, *flags):
         run = subprocess.run([BINARY, "bench", "serve", "--port", str(self.server.port), *flags],
-                             capture_output=True, text=True, timeout=120)
+                             capture_output=True, text=True, timeout=120 * PATIENCE)
         return run.returncode, run.stdout, run.stderr
 
     def lines(self, least):
@@ -57,7 +57,7 @@ class LoadClient(ServerTest):
         self.assertIn("404", json.loads(out)["errors"][0])
         self.assertIn("monolayer: error", err)
         run = subprocess.run([BINARY, "bench", "serve", "--port", "1"], capture_output=True,
-                             text=True, timeout=60)
+                             text=True, timeout=60 * PATIENCE)
         self.assertEqual(run.returncode, 2)
         self.assertIn("127.0.0.1:1", run.stderr)
 
@@ -108,7 +108,7 @@ class Unwritable(ServerTest):
 
     def test_a_log_that_cannot_be_opened_is_refused_at_start(self):
         run = subprocess.run([BINARY, "serve", "--port", "0", "--request-log", "/no/such/file"],
-                             capture_output=True, text=True, timeout=60)
+                             capture_output=True, text=True, timeout=60 * PATIENCE)
         self.assertEqual(run.returncode, 2)
         self.assertIn("/no/such/file", run.stderr)
 

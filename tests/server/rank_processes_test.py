@@ -9,7 +9,7 @@ import time
 import unittest
 
 import httpx
-from harness import BINARY, Server, main
+from harness import PATIENCE, BINARY, Server, main
 
 FLAGS = ("--distributed-executor-backend", "mp")
 
@@ -112,7 +112,7 @@ class RankProcesses(unittest.TestCase):
             run = subprocess.run(
                 [BINARY, "serve", "--host", "127.0.0.1", "--port", str(taken.getsockname()[1]),
                  "--quiet", "--threads", "1", "--tensor-parallel-size", "4", *FLAGS],
-                capture_output=True, text=True, timeout=60)
+                capture_output=True, text=True, timeout=60 * PATIENCE)
             self.assertLess(time.monotonic() - start, 4)
         self.assertEqual(run.returncode, 2)
         self.assertEqual(len(run.stderr.splitlines()), 1, run.stderr)
