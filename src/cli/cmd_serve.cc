@@ -179,7 +179,7 @@ void add_serve(Program& program) {
   f.toggle(app, "--trust-remote-code", flags->ignored, "Accepted; no remote code is ever run");
   f.integer(app, "--shutdown-timeout", o.grace_seconds, 0, 3600,
             "Seconds for answers to finish after SIGTERM");
-  flags->run.add(f, app, {"native", "auto", "mono"});
+  flags->run.add(f, app, {"auto", "native", "mono"});
   f.toggle(app, "--quiet", flags->quiet, "No progress while loading");
 }
 

@@ -173,7 +173,7 @@ class Conformance(ServerTest):
 
 
 class Fused(ServerTest):
-    FLAGS = ("--path", "auto")
+    FLAGS = ()
 
     def test_18_steps_by_path(self):
         rows = ("monolayer:native_steps_by_reason_total", 'reason="rows"')
