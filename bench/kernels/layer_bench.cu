@@ -267,7 +267,7 @@ void Bench::build() {
   p.record = allocate<cuda::Record>(1);
   CHECK(cudaMemset(p.record, 0, sizeof(cuda::Record)));
   p.deadline_ns = 2'000'000'000;
-  p.stall_block = p.stall_stage = -1;
+  p.stall_block = p.stall_stage = p.stall_step = -1;
   p.first_layer = 0;
   p.last_layer = layers;
   CHECK(cudaDeviceSynchronize());

@@ -5,7 +5,7 @@
 
 #include "backend/cpu/ranked.h"
 #ifdef MONOLAYER_CUDA
-#include "backend/cuda/native.h"
+#include "backend/cuda/ranks.h"
 #endif
 #include "engine/memory_check.h"
 
@@ -28,12 +28,9 @@ namespace {
 Result<std::unique_ptr<cpu::Native>> cuda_native(const m3::ModelConfig& config,
                                                  const m3::ModelWeights& weights,
                                                  const NativeRunOptions& options) {
-  if (options.ranks > 1)
-    return Status(Code::kUnsupported, "--tensor-parallel-size",
-                  "is " + std::to_string(options.ranks) + "; cuda runs on 1 device");
   cuda::NativeOptions native;
   native.path = options.path == "mono" ? cuda::Path::kMono : cuda::Path::kNative;
-  return cuda::create_native(config, weights, native);
+  return cuda::create_ranks(config, weights, options.ranks, native);
 }
 #else
 Result<std::unique_ptr<cpu::Native>> cuda_native(const m3::ModelConfig& /*config*/,

@@ -34,7 +34,8 @@ struct NativeRunOptions {
   // "native": op by op. "auto": fused where deployment and step allow it. "mono": the same, but a
   // deployment that never allows it is refused.
   std::string path = "auto";
-  int ranks = 1;  // tensor-parallel, as threads of this process
+  // Tensor-parallel, as threads of this process; with cuda a device each, or all on the one device.
+  int ranks = 1;
   // What a draft needs beside the model: its files, and bytes of every block.
   std::int64_t draft_bytes = 0, draft_block_bytes = 0;
   RankProcesses* processes = nullptr;  // borrowed: the ranks are processes, instead of `ranks`

@@ -13,7 +13,7 @@ ALLOWED = {
     "tp": {"core"},
     "mono": {"core", "checkpoint", "text", "tp", "m3"},
     "backend/cpu": {"core", "checkpoint", "tp", "m3", "mono"},
-    "backend/cuda": {"core", "checkpoint", "m3", "backend/cpu"},
+    "backend/cuda": {"core", "checkpoint", "tp", "m3", "backend/cpu"},
     "dispatch": {"core", "checkpoint", "tp", "m3", "mono", "backend/cpu"},
     "api": {"core", "tp", "m3", "mono", "backend/cpu"},
     "engine": {"core", "checkpoint", "text", "tp", "m3", "mono", "backend/cpu", "backend/cuda",

@@ -37,6 +37,8 @@ class DeviceBuffer {
     return static_cast<T*>(data_);
   }
   std::size_t bytes() const { return bytes_; }
+  // Gives the memory up without freeing it.
+  void leak() { data_ = nullptr; }
 
  private:
   void release();

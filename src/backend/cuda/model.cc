@@ -48,34 +48,38 @@ Status check_shapes(const m3::ModelConfig& c) {
   return {};
 }
 
-StoredRow row_of(const QuantizedMatrix& m, std::int64_t row) {
-  if (row >= m.rows) return {};
-  const auto* data = reinterpret_cast<const std::byte*>(m.weight.data);
-  switch (m.format) {
-    case WeightFormat::kMXFP4:
-      return {data + row * m.cols / 2,
-              reinterpret_cast<const std::uint8_t*>(m.scale.data) + row * m.cols / 32};
-    case WeightFormat::kFP8PerChannel:
-      return {data + row * m.cols, nullptr};
-    default:
-      return {data + row * m.cols * static_cast<std::int64_t>(dtype_size(m.weight.dtype)), nullptr};
-  }
-}
-
-void add_scales(const QuantizedMatrix& m, std::vector<float>& scales) {
-  if (m.format != WeightFormat::kFP8PerChannel) return;
-  const float* from = m.scale.as<float>();
-  scales.insert(scales.end(), from, from + m.rows);
-}
-
 }  // namespace
 
+// What one rank takes of each matrix.
+struct DeviceModel::Share {
+  const m3::RankShape& rank;
+  std::int64_t head, index;  // values of a head
+
+  int split_parts() const { return kParts / static_cast<int>(rank.size); }
+  Slice query_rows(const QuantizedMatrix& m) const {
+    return row_slice(m, rank.first_head * head, rank.heads * head);
+  }
+  Slice kv_rows(const QuantizedMatrix& m, std::int64_t dim) const {
+    return row_slice(m, rank.first_kv_head * dim, rank.kv_heads * dim);
+  }
+  Slice query_columns(const QuantizedMatrix& m) const {
+    return column_slice(m, rank.first_head * head, rank.heads * head);
+  }
+  Slice width_rows(const QuantizedMatrix& m) const {
+    return row_slice(m, rank.rank * (m.rows / rank.size), m.rows / rank.size);
+  }
+  Slice width_columns(const QuantizedMatrix& m) const {
+    return column_slice(m, rank.rank * (m.cols / rank.size), m.cols / rank.size);
+  }
+};
+
 Result<std::unique_ptr<DeviceModel>> DeviceModel::create(const m3::ModelConfig& config,
-                                                         const m3::ModelWeights& weights) {
-  ML_RETURN_IF_ERROR(check_shapes(config));
+                                                         const m3::ModelWeights& weights,
+                                                         const m3::RankShape& rank) {
+  ML_RETURN_IF_ERROR(check_shapes(m3::rank_config(config, rank)));
   std::unique_ptr<DeviceModel> model(new DeviceModel);
   try {
-    ML_RETURN_IF_ERROR(model->build(config, weights));
+    ML_RETURN_IF_ERROR(model->build(config, weights, {rank, config.head_dim, config.index_dim}));
   } catch (const std::bad_alloc&) {
     return Status(Code::kResourceExhausted, "CUDA weights", "no host memory to repack them");
   }
@@ -101,147 +105,146 @@ Status DeviceModel::upload_vector(const TensorView& tensor, const T*& out) {
   return {};
 }
 
-// One matrix of the rows of several, all of one format, one after the other.
-Result<Matrix> DeviceModel::upload_matrix(const std::vector<const QuantizedMatrix*>& parts,
-                                          bool router) {
-  const QuantizedMatrix& first = *parts.front();
-  ML_ASSIGN_OR_RETURN(const Format format, pack_format(first));
+// One matrix of the rows of several, all of one format, one after the other; K in `parts`.
+Result<Matrix> DeviceModel::upload_matrix(const std::vector<Slice>& slices, int parts) {
+  ML_ASSIGN_OR_RETURN(const Format format, pack_format(*slices.front().m));
   std::int64_t rows = 0;
   std::vector<float> scales;
-  for (const QuantizedMatrix* part : parts) {
-    ML_ASSIGN_OR_RETURN(const Format own, pack_format(*part));
-    if (own != format || (format == Format::kF32 && !router))
-      return Status(Code::kUnsupported, std::string(part->weight.name),
+  for (const Slice& slice : slices) {
+    ML_ASSIGN_OR_RETURN(const Format own, pack_format(*slice.m));
+    if (own != format || (format == Format::kF32 && parts != kRouterParts))
+      return Status(Code::kUnsupported, std::string(slice.m->weight.name),
                     "the CUDA kernels take one format, not F32, for all projections of a layer");
-    rows += part->rows;
-    add_scales(*part, scales);
+    rows += slice.rows;
+    add_row_scales(slice, scales);
   }
-  Matrix m = describe(format, rows, first.cols, router ? kRouterParts : kParts);
+  Matrix m = describe(format, rows, slices.front().cols, parts);
   std::vector<unsigned char> packed(static_cast<std::size_t>(packed_bytes(m)));
   pack(
       m,
       [&](std::int64_t row) {
-        for (const QuantizedMatrix* part : parts) {
-          if (row < part->rows) return row_of(*part, row);
-          row -= part->rows;
+        for (const Slice& slice : slices) {
+          if (row < slice.rows) return stored_row(slice, row);
+          row -= slice.rows;
         }
         return StoredRow{};
       },
       packed.data());
+  return upload_packed(m, packed, scales);
+}
+
+// `scales`: padded to whole row groups here.
+Result<Matrix> DeviceModel::upload_packed(Matrix m, const std::vector<unsigned char>& packed,
+                                          std::vector<float>& scales) {
   ML_ASSIGN_OR_RETURN(void* data, upload(packed.data(), packed.size(), "CUDA weights"));
   m.data = static_cast<const unsigned char*>(data);
-  if (!scales.empty()) {
-    scales.resize(static_cast<std::size_t>(m.row_groups) * 16);
-    ML_ASSIGN_OR_RETURN(void* at, upload(scales.data(), scales.size() * 4, "CUDA weight scales"));
-    m.row_scale = static_cast<const float*>(at);
-  }
+  if (scales.empty()) return m;
+  scales.resize((scales.size() + 15) / 16 * 16);
+  ML_ASSIGN_OR_RETURN(void* at, upload(scales.data(), scales.size() * 4, "CUDA weight scales"));
+  m.row_scale = static_cast<const float*>(at);
   return m;
 }
 
 // Row group g of an expert: rows 8 g .. 8 g + 7 of gate, then the same of up.
-Result<Matrix> DeviceModel::upload_gate_up(const std::vector<const m3::MlpWeights*>& experts) {
-  const m3::MlpWeights& first = *experts.front();
-  ML_ASSIGN_OR_RETURN(const Format format, pack_format(first.gate));
-  Matrix m = describe(format, first.gate.rows * 2, first.gate.cols, kParts);
+Result<Matrix> DeviceModel::upload_gate_up(const std::vector<const m3::MlpWeights*>& experts,
+                                           const Share& share) {
+  const Slice first = share.width_rows(experts.front()->gate);
+  ML_ASSIGN_OR_RETURN(const Format format, pack_format(*first.m));
+  const Matrix m = describe(format, first.rows * 2, first.cols, kParts);
   std::vector<unsigned char> packed(static_cast<std::size_t>(packed_bytes(m)) * experts.size());
   std::vector<float> scales;
   for (std::size_t e = 0; e < experts.size(); ++e) {
     const m3::MlpWeights& mlp = *experts[e];
+    const Slice of[2] = {share.width_rows(mlp.gate), share.width_rows(mlp.up)};
     ML_ASSIGN_OR_RETURN(const Format gate, pack_format(mlp.gate));
     ML_ASSIGN_OR_RETURN(const Format up, pack_format(mlp.up));
-    if (gate != format || up != format || format == Format::kF32 || mlp.gate.rows % 8 != 0)
+    if (gate != format || up != format || format == Format::kF32 || of[0].rows % 8 != 0)
       return Status(Code::kUnsupported, std::string(mlp.gate.weight.name),
                     "the CUDA kernels take gate and up of one format, the same for all experts of "
                     "a layer, of a width that is a multiple of 8");
     pack(
-        m,
-        [&](std::int64_t row) {
-          const std::int64_t at = row / 16 * 8 + row % 8;
-          return row_of(row % 16 < 8 ? mlp.gate : mlp.up, at);
-        },
+        m, [&](std::int64_t row) { return stored_row(of[row % 16 / 8], row / 16 * 8 + row % 8); },
         packed.data() + e * static_cast<std::size_t>(packed_bytes(m)));
-    if (format != Format::kE4M3) continue;
+    std::vector<float> own[2];
+    for (int i = 0; i < 2; ++i) add_row_scales(of[i], own[i]);
+    if (own[0].empty()) continue;
     for (std::int64_t row = 0; row < m.row_groups * 16; ++row) {
-      const QuantizedMatrix& from = row % 16 < 8 ? mlp.gate : mlp.up;
-      scales.push_back(from.scale.as<float>()[row / 16 * 8 + row % 8]);
+      scales.push_back(own[row % 16 / 8][static_cast<std::size_t>(row / 16 * 8 + row % 8)]);
     }
   }
-  ML_ASSIGN_OR_RETURN(void* data, upload(packed.data(), packed.size(), "CUDA weights"));
-  m.data = static_cast<const unsigned char*>(data);
-  if (!scales.empty()) {
-    ML_ASSIGN_OR_RETURN(void* at, upload(scales.data(), scales.size() * 4, "CUDA weight scales"));
-    m.row_scale = static_cast<const float*>(at);
-  }
-  return m;
+  return upload_packed(m, packed, scales);
 }
 
-Result<Matrix> DeviceModel::upload_down(const std::vector<const m3::MlpWeights*>& experts) {
-  const QuantizedMatrix& first = experts.front()->down;
-  ML_ASSIGN_OR_RETURN(const Format format, pack_format(first));
-  Matrix m = describe(format, first.rows, first.cols, kParts);
+Result<Matrix> DeviceModel::upload_down(const std::vector<const m3::MlpWeights*>& experts,
+                                        const Share& share) {
+  const Slice first = share.width_columns(experts.front()->down);
+  ML_ASSIGN_OR_RETURN(const Format format, pack_format(*first.m));
+  const Matrix m = describe(format, first.rows, first.cols, share.split_parts());
   std::vector<unsigned char> packed(static_cast<std::size_t>(packed_bytes(m)) * experts.size());
   std::vector<float> scales;
   for (std::size_t e = 0; e < experts.size(); ++e) {
-    const QuantizedMatrix& down = experts[e]->down;
-    ML_ASSIGN_OR_RETURN(const Format own, pack_format(down));
+    const Slice down = share.width_columns(experts[e]->down);
+    ML_ASSIGN_OR_RETURN(const Format own, pack_format(*down.m));
     if (own != format || format == Format::kF32)
-      return Status(Code::kUnsupported, std::string(down.weight.name),
+      return Status(Code::kUnsupported, std::string(down.m->weight.name),
                     "the CUDA kernels take one format, not F32, for all experts of a layer");
     pack(
-        m, [&](std::int64_t row) { return row_of(down, row); },
+        m, [&](std::int64_t row) { return stored_row(down, row); },
         packed.data() + e * static_cast<std::size_t>(packed_bytes(m)));
-    add_scales(down, scales);
+    add_row_scales(down, scales);
     if (format == Format::kE4M3)
       scales.resize((e + 1) * static_cast<std::size_t>(m.row_groups) * 16);
   }
-  ML_ASSIGN_OR_RETURN(void* data, upload(packed.data(), packed.size(), "CUDA weights"));
-  m.data = static_cast<const unsigned char*>(data);
-  if (!scales.empty()) {
-    ML_ASSIGN_OR_RETURN(void* at, upload(scales.data(), scales.size() * 4, "CUDA weight scales"));
-    m.row_scale = static_cast<const float*>(at);
-  }
-  return m;
+  return upload_packed(m, packed, scales);
 }
 
-Status DeviceModel::build(const m3::ModelConfig& config, const m3::ModelWeights& weights) {
+Status DeviceModel::build_layer(const m3::LayerWeights& in, const Share& share, Layer& out) {
+  ML_RETURN_IF_ERROR(upload_vector(in.input_norm, out.input_norm));
+  ML_RETURN_IF_ERROR(upload_vector(in.post_norm, out.post_norm));
+  ML_RETURN_IF_ERROR(upload_vector(in.q_norm, out.q_norm));
+  ML_RETURN_IF_ERROR(upload_vector(in.k_norm, out.k_norm));
+  ML_RETURN_IF_ERROR(upload_vector(in.index_q_norm, out.index_q_norm));
+  ML_RETURN_IF_ERROR(upload_vector(in.index_k_norm, out.index_k_norm));
+  std::vector<Slice> projections{share.query_rows(in.q), share.kv_rows(in.k, share.head),
+                                 share.kv_rows(in.v, share.head)};
+  if (out.sparse != 0) {
+    projections.push_back(share.kv_rows(in.index_q, share.index));
+    projections.push_back(whole_slice(in.index_k));
+  }
+  ML_ASSIGN_OR_RETURN(out.qkv, upload_matrix(projections, kParts));
+  ML_ASSIGN_OR_RETURN(out.o, upload_matrix({share.query_columns(in.o)}, share.split_parts()));
+  const m3::MlpWeights& always = out.moe != 0 ? in.shared : in.dense;
+  if (!always.gate.empty()) {
+    out.shared = 1;
+    ML_ASSIGN_OR_RETURN(out.shared_gate_up, upload_gate_up({&always}, share));
+    ML_ASSIGN_OR_RETURN(out.shared_down, upload_down({&always}, share));
+  }
+  if (out.moe == 0) return {};
+  ML_RETURN_IF_ERROR(upload_vector(in.router_bias, out.router_bias));
+  ML_ASSIGN_OR_RETURN(out.router, upload_matrix({whole_slice(in.router)}, kRouterParts));
+  std::vector<const m3::MlpWeights*> experts;
+  for (const m3::MlpWeights& expert : in.experts) experts.push_back(&expert);
+  ML_ASSIGN_OR_RETURN(out.gate_up, upload_gate_up(experts, share));
+  ML_ASSIGN_OR_RETURN(out.down, upload_down(experts, share));
+  out.gate_up_stride = packed_bytes(out.gate_up);
+  out.down_stride = packed_bytes(out.down);
+  return {};
+}
+
+Status DeviceModel::build(const m3::ModelConfig& config, const m3::ModelWeights& weights,
+                          const Share& share) {
   if (weights.embed.format != WeightFormat::kPlain || weights.embed.weight.dtype != DType::kBF16)
     return {Code::kUnsupported, std::string(weights.embed.weight.name),
             "the embedding must be BF16"};
   ML_RETURN_IF_ERROR(upload_vector(weights.embed.weight, embed_));
   ML_RETURN_IF_ERROR(upload_vector(weights.final_norm, final_norm_));
-  ML_ASSIGN_OR_RETURN(lm_head_, upload_matrix({&weights.lm_head}, false));
+  ML_ASSIGN_OR_RETURN(lm_head_, upload_matrix({share.width_rows(weights.lm_head)}, kParts));
   hidden_row_ = lm_head_.row_bytes;
   for (std::size_t i = 0; i < weights.layers.size(); ++i) {
-    const m3::LayerWeights& in = weights.layers[i];
     Layer out;
     out.sparse = config.layers[i].sparse_attention ? 1 : 0;
     out.moe = config.layers[i].moe ? 1 : 0;
-    ML_RETURN_IF_ERROR(upload_vector(in.input_norm, out.input_norm));
-    ML_RETURN_IF_ERROR(upload_vector(in.post_norm, out.post_norm));
-    ML_RETURN_IF_ERROR(upload_vector(in.q_norm, out.q_norm));
-    ML_RETURN_IF_ERROR(upload_vector(in.k_norm, out.k_norm));
-    ML_RETURN_IF_ERROR(upload_vector(in.index_q_norm, out.index_q_norm));
-    ML_RETURN_IF_ERROR(upload_vector(in.index_k_norm, out.index_k_norm));
-    std::vector<const QuantizedMatrix*> projections{&in.q, &in.k, &in.v};
-    if (out.sparse != 0) projections.insert(projections.end(), {&in.index_q, &in.index_k});
-    ML_ASSIGN_OR_RETURN(out.qkv, upload_matrix(projections, false));
-    ML_ASSIGN_OR_RETURN(out.o, upload_matrix({&in.o}, false));
-    const m3::MlpWeights& always = out.moe != 0 ? in.shared : in.dense;
-    if (!always.gate.empty()) {
-      out.shared = 1;
-      ML_ASSIGN_OR_RETURN(out.shared_gate_up, upload_gate_up({&always}));
-      ML_ASSIGN_OR_RETURN(out.shared_down, upload_down({&always}));
-    }
-    if (out.moe != 0) {
-      ML_RETURN_IF_ERROR(upload_vector(in.router_bias, out.router_bias));
-      ML_ASSIGN_OR_RETURN(out.router, upload_matrix({&in.router}, true));
-      std::vector<const m3::MlpWeights*> experts;
-      for (const m3::MlpWeights& expert : in.experts) experts.push_back(&expert);
-      ML_ASSIGN_OR_RETURN(out.gate_up, upload_gate_up(experts));
-      ML_ASSIGN_OR_RETURN(out.down, upload_down(experts));
-      out.gate_up_stride = packed_bytes(out.gate_up);
-      out.down_stride = packed_bytes(out.down);
-    }
+    ML_RETURN_IF_ERROR(build_layer(weights.layers[i], share, out));
     for (const Matrix* m : {&out.qkv, &out.router, &out.gate_up, &out.shared_gate_up}) {
       hidden_row_ = std::max(hidden_row_, m->row_bytes);
     }

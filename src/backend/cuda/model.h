@@ -7,6 +7,7 @@
 #include "backend/cpu/cache.h"
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/params.h"
+#include "backend/cuda/slice.h"
 #include "core/status.h"
 #include "m3/config.h"
 #include "m3/weights.h"
@@ -15,9 +16,11 @@ namespace monolayer::cuda {
 
 class DeviceModel {
  public:
-  // Packs and uploads everything. kUnsupported naming tensor or field and limit.
+  // Packs and uploads one rank's share of a model to the current device. Norms, router, index key
+  // and embedding are whole on every rank. kUnsupported naming tensor or field and limit.
   static Result<std::unique_ptr<DeviceModel>> create(const m3::ModelConfig& config,
-                                                     const m3::ModelWeights& weights);
+                                                     const m3::ModelWeights& weights,
+                                                     const m3::RankShape& rank);
 
   const std::vector<Layer>& layers() const { return layers_; }  // without caches
   const Matrix& lm_head() const { return lm_head_; }
@@ -30,14 +33,18 @@ class DeviceModel {
 
  private:
   DeviceModel() = default;
-  Status build(const m3::ModelConfig& config, const m3::ModelWeights& weights);
+  struct Share;
+  Status build(const m3::ModelConfig& config, const m3::ModelWeights& weights, const Share& share);
+  Status build_layer(const m3::LayerWeights& in, const Share& share, Layer& out);
   Result<void*> upload(const void* data, std::size_t bytes, const char* what);
   template <typename T>
   Status upload_vector(const TensorView& tensor, const T*& out);
-  struct Rows;
-  Result<Matrix> upload_matrix(const std::vector<const QuantizedMatrix*>& parts, bool router);
-  Result<Matrix> upload_gate_up(const std::vector<const m3::MlpWeights*>& experts);
-  Result<Matrix> upload_down(const std::vector<const m3::MlpWeights*>& experts);
+  Result<Matrix> upload_matrix(const std::vector<Slice>& slices, int parts);
+  Result<Matrix> upload_packed(Matrix m, const std::vector<unsigned char>& packed,
+                               std::vector<float>& scales);
+  Result<Matrix> upload_gate_up(const std::vector<const m3::MlpWeights*>& experts,
+                                const Share& share);
+  Result<Matrix> upload_down(const std::vector<const m3::MlpWeights*>& experts, const Share& share);
 
   std::vector<DeviceBuffer> buffers_;
   std::vector<Layer> layers_;

@@ -9,10 +9,13 @@
 #include "backend/cpu/head.h"
 #include "backend/cpu/step_plan.h"
 #include "backend/cuda/device_memory.h"
+#include "backend/cuda/exchange.h"
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/model.h"
+#include "backend/cuda/peers.h"
+#include "backend/cuda/rank.h"
 #include "core/dtype.h"
 #include "m3/rope.h"
+#include "tp/group.h"
 
 namespace monolayer::cuda {
 namespace {
@@ -27,6 +30,7 @@ class Chain : public cpu::Native {
   Chain(const m3::ModelConfig& config, const NativeOptions& options)
       : config_(config), options_(options), rope_(config.rope_theta, config.rotary_dim) {}
   ~Chain() override {
+    cudaSetDevice(options_.device);
     drop_graphs();
     if (host_step_ != nullptr) cudaFreeHost(host_step_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
@@ -40,13 +44,27 @@ class Chain : public cpu::Native {
   const cpu::Traffic& last_traffic() const override { return traffic_; }
   const cpu::Traffic& total_traffic() const override { return traffic_; }
   const cpu::PathCounts& paths() const override { return paths_; }
+  Status close() override;
 
  private:
+  Status open_device();
   Status bind(const cpu::CachePool& cache);
+  Status bind_ranks(const cpu::CachePool& cache);
+  // Ranks of the whole group, those of this chain among them.
+  int group_size() const {
+    return options_.group != nullptr ? options_.group->size() : options_.virtual_ranks;
+  }
+  const Params& params() const { return ranks_.front()->params(); }
+  const std::vector<Layer>& layers() const { return ranks_.front()->layers(); }
+  Status run_step(std::span<const cpu::StepSequence> sequences, cpu::CachePool& cache,
+                  std::vector<float>& logits, m3::TraceSink* sink);
   Status run_rows(std::int64_t first, std::int64_t rows, std::vector<float>& logits,
                   m3::TraceSink* sink);
   void fill_step(std::int64_t first, std::int64_t rows, bool all_logits);
   bool divide_memory(int rows, Params& p) const;
+  // Logits of `rows` rows of all ranks, [rows, vocab].
+  Result<std::vector<float>> gather_logits(std::int64_t rows);
+  Status trace_layer(std::int64_t layer, m3::TraceSink& sink);
   Status launch(const Params& p);
   Status launch_layer(Params p, int layer);
   Status launch_fused_run(Params p, int first, int last);
@@ -62,7 +80,8 @@ class Chain : public cpu::Native {
   const m3::ModelConfig& config_;
   const NativeOptions options_;
   const m3::Rope rope_;
-  std::unique_ptr<DeviceModel> model_;
+  std::vector<std::unique_ptr<Rank>> ranks_;  // of this chain, in one launch
+  std::unique_ptr<Peers> peers_;              // null for a group of one
   cudaStream_t stream_ = nullptr;
   int blocks_ = 0, shared_limit_ = 0;
 
@@ -71,8 +90,8 @@ class Chain : public cpu::Native {
   cpu::PathCounts paths_;
   const cpu::CachePool* bound_ = nullptr;
   std::vector<DeviceBuffer> buffers_;
-  Params params_{};
-  std::vector<Layer> layers_;
+  Params* device_params_ = nullptr;  // of every rank, if there are several
+  std::uint32_t* barriers_ = nullptr;
   Step* host_step_ = nullptr;
   Step* device_step_ = nullptr;
   std::int32_t* device_pages_ = nullptr;
@@ -86,26 +105,70 @@ std::size_t column_plan(std::int64_t rows) {
   return i;
 }
 
-Status Chain::open(const m3::ModelWeights& weights) {
+Status Chain::open_device() {
   int devices = 0;
   const cudaError_t found = cudaGetDeviceCount(&devices);
   if (found != cudaSuccess || devices == 0)
     return {Code::kUnsupported, "CUDA", std::string("no device: ") + cudaGetErrorString(found)};
+  if (options_.device >= devices)
+    return {
+        Code::kUnsupported, "CUDA",
+        "device " + std::to_string(options_.device) + " is not one of " + std::to_string(devices)};
+  const int device = options_.device;
+  ML_CUDA(cudaSetDevice(device));
   int major = 0;
   int minor = 0;
-  ML_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  ML_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
+  ML_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  ML_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
   if (major != 9 || minor != 0)
     return {Code::kUnsupported, "CUDA",
             "the device is sm_" + std::to_string(major) + std::to_string(minor) +
                 ", the kernels are for sm_90a"};
-  ML_CUDA(cudaDeviceGetAttribute(&blocks_, cudaDevAttrMultiProcessorCount, 0));
-  ML_CUDA(cudaDeviceGetAttribute(&shared_limit_, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+  int processors = 0;
+  ML_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  blocks_ = processors / options_.virtual_ranks;
+  ML_CUDA(cudaDeviceGetAttribute(&shared_limit_, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   ML_CUDA(prepare_kernels(shared_limit_));
   ML_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   ML_CUDA(cudaMallocHost(reinterpret_cast<void**>(&host_step_), sizeof(Step)));
-  ML_ASSIGN_OR_RETURN(model_, DeviceModel::create(config_, weights));
   return {};
+}
+
+Status Chain::open(const m3::ModelWeights& weights) {
+  const int size = group_size();
+  const int first = options_.group != nullptr ? options_.group->rank() : 0;
+  const auto load = [&]() -> Status {
+    if (config_.num_layers > kMailLayers && size > 1)
+      return {Code::kUnsupported, "num_hidden_layers",
+              std::to_string(config_.num_layers) + ", ranks exchange for at most " +
+                  std::to_string(kMailLayers)};
+    ML_RETURN_IF_ERROR(open_device());
+    for (int r = first; r < first + options_.virtual_ranks; ++r) {
+      ML_ASSIGN_OR_RETURN(const m3::RankShape shape, m3::rank_shape(config_, r, size));
+      ML_ASSIGN_OR_RETURN(auto rank, Rank::create(config_, weights, shape));
+      ranks_.push_back(std::move(rank));
+    }
+    return {};
+  };
+  const Status loaded = load();
+  const auto hidden = static_cast<int>(config_.hidden_size);
+  if (options_.group != nullptr) {
+    ML_RETURN_IF_ERROR(options_.group->agree(loaded).status);
+    if (size == 1) return {};
+    ML_ASSIGN_OR_RETURN(peers_, Peers::connect(*options_.group, hidden));
+    return peers_->set_steps(options_.steps_done);
+  }
+  ML_RETURN_IF_ERROR(loaded);
+  if (size == 1) return {};
+  ML_ASSIGN_OR_RETURN(peers_, Peers::on_one_device(size, hidden));
+  return peers_->set_steps(options_.steps_done);
+}
+
+Status Chain::close() {
+  ML_CUDA(cudaSetDevice(options_.device));
+  if (stream_ != nullptr) ML_CUDA(cudaStreamSynchronize(stream_));
+  drop_graphs();
+  return peers_ != nullptr ? peers_->close() : Status{};
 }
 
 template <typename T>
@@ -133,109 +196,54 @@ void Chain::drop_graphs() {
   }
 }
 
+Status Chain::bind_ranks(const cpu::CachePool& cache) {
+  const auto count = static_cast<std::int64_t>(ranks_.size());
+  const std::int64_t pages = cache.pages();
+  ML_RETURN_IF_ERROR(allocate(device_step_, 1, "CUDA step"));
+  ML_RETURN_IF_ERROR(allocate(device_pages_, kMaxRows * pages, "CUDA block tables"));
+  ML_RETURN_IF_ERROR(allocate(barriers_, count * kBarrierWords, "CUDA barrier"));
+  Record* record = nullptr;
+  ML_RETURN_IF_ERROR(allocate(record, 1, "CUDA barrier"));
+  ML_CUDA(cudaMemset(record, 0, sizeof(Record)));
+  if (count > 1) ML_RETURN_IF_ERROR(allocate(device_params_, count, "CUDA ranks"));
+  std::vector<Params> all;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    Rank& rank = *ranks_[i];
+    ML_RETURN_IF_ERROR(rank.bind(cache.options(), pages, blocks_));
+    Params& p = rank.params();
+    p.step = device_step_;
+    p.pages = device_pages_;
+    p.barrier = barriers_ + static_cast<std::ptrdiff_t>(i) * kBarrierWords;
+    p.record = record;
+    p.deadline_ns = options_.deadline_ns;
+    p.stall_block = rank.shape().rank == options_.stall_rank ? options_.stall_block : -1;
+    p.stall_stage = options_.stall_stage;
+    p.stall_step = -1;
+    if (peers_ != nullptr && options_.stall_step != 0)
+      p.stall_step = static_cast<std::int32_t>(mail_step_tag(options_.stall_step));
+    if (peers_ != nullptr) {
+      p.mail = peers_->mailbox(static_cast<int>(i));
+      p.mail.delay_ns = options_.delay_ns;
+      p.record = peers_->record(static_cast<int>(i));
+    }
+    if (count > 1) p.rank_params = device_params_;
+    p.local_ranks = static_cast<std::int32_t>(count);
+    all.push_back(p);
+  }
+  if (count > 1)
+    ML_CUDA(cudaMemcpy(device_params_, all.data(), all.size() * sizeof(Params),
+                       cudaMemcpyHostToDevice));
+  return {};
+}
+
 // Caches and step buffers for a pool of this shape.
 Status Chain::bind(const cpu::CachePool& cache) {
   drop_graphs();
   bound_ = nullptr;
   buffers_.clear();
-  const m3::ModelConfig& c = config_;
-  const cpu::CacheOptions& options = cache.options();
-  Params p{};
-  Shape& s = p.shape;
-  const auto n = [](std::int64_t v) { return static_cast<std::int32_t>(v); };
-  s.hidden = n(c.hidden_size);
-  s.heads = n(c.num_heads);
-  s.kv_heads = n(c.num_kv_heads);
-  s.group = n(c.group_size());
-  s.head_dim = n(c.head_dim);
-  s.rotary = n(c.rotary_dim);
-  s.index_heads = n(c.index_heads);
-  s.index_dim = n(c.index_dim);
-  s.block_size = n(c.block_size);
-  s.topk = n(c.topk_blocks);
-  s.init_blocks = n(c.init_blocks);
-  s.local_blocks = n(c.local_blocks);
-  s.experts = n(c.num_experts);
-  s.chosen = n(c.experts_per_token);
-  s.expert_width = n(c.expert_width);
-  s.mid_width = n(std::max({c.expert_width, c.shared_width, c.dense_width}));
-  s.vocab = n(c.vocab_size);
-  s.q_at = 0;
-  s.k_at = n(c.q_width());
-  s.v_at = s.k_at + n(c.kv_width());
-  s.index_q_at = s.v_at + n(c.kv_width());
-  s.index_k_at = s.index_q_at + n(c.index_width());
-  s.projected = c.any_sparse() ? s.index_k_at + n(c.index_dim) : s.index_q_at;
-  s.kv_fp8 = options.kv == DType::kE4M3 ? 1 : 0;
-  s.index_fp8 = options.index == DType::kE4M3 ? 1 : 0;
-  s.eps = c.rms_eps;
-  s.routed_scale = c.routed_scale;
-  s.alpha = c.swiglu_alpha;
-  s.limit = c.swiglu_limit;
-  s.beta = c.swiglu_beta;
-  s.k_scale = options.k_scale;
-  s.v_scale = options.v_scale;
-  s.index_scale = options.index_scale;
-  s.score_scale = 1.0F / std::sqrt(static_cast<float>(c.head_dim)) * options.k_scale;
-
-  const std::int64_t pages = cache.pages();
-  layers_ = model_->layers();
-  const std::int64_t kv_bytes = pages * c.num_kv_heads * kPageTokens * c.head_dim *
-                                static_cast<std::int64_t>(dtype_size(options.kv));
-  const std::int64_t index_bytes =
-      pages * kPageTokens * c.index_dim * static_cast<std::int64_t>(dtype_size(options.index));
-  for (Layer& layer : layers_) {
-    ML_RETURN_IF_ERROR(allocate(layer.k_cache, kv_bytes, "CUDA caches"));
-    ML_RETURN_IF_ERROR(allocate(layer.v_cache, kv_bytes, "CUDA caches"));
-    if (layer.sparse != 0)
-      ML_RETURN_IF_ERROR(allocate(layer.index_cache, index_bytes, "CUDA caches"));
-  }
-  Layer* device_layers = nullptr;
-  ML_RETURN_IF_ERROR(
-      allocate(device_layers, static_cast<std::int64_t>(layers_.size()), "CUDA layers"));
-  ML_CUDA(cudaMemcpy(device_layers, layers_.data(), layers_.size() * sizeof(Layer),
-                     cudaMemcpyHostToDevice));
-  p.layers = device_layers;
-  p.embed = model_->embed();
-  p.final_norm = model_->final_norm();
-  p.lm_head = model_->lm_head();
-  p.table_stride = n(pages);
-  p.score_stride = n(pages * (kPageTokens / 16));
-  p.max_chunks = n(std::max<std::int64_t>(pages, c.topk_blocks));
-  const std::int64_t rows = kMaxRows;
-  ML_RETURN_IF_ERROR(allocate(device_step_, 1, "CUDA step"));
-  ML_RETURN_IF_ERROR(allocate(device_pages_, rows * pages, "CUDA block tables"));
-  p.step = device_step_;
-  p.pages = device_pages_;
-  ML_RETURN_IF_ERROR(allocate(p.hidden, rows * c.hidden_size, "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.middle, rows * c.hidden_size, "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.normed, rows * c.hidden_size, "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.projected, rows * s.projected, "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.q, rows * c.q_width(), "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.scores, rows * c.index_heads * p.score_stride, "CUDA scores"));
-  ML_RETURN_IF_ERROR(allocate(p.block_ids, rows * c.index_heads * c.topk_blocks, "CUDA scores"));
-  ML_RETURN_IF_ERROR(allocate(
-      p.partials, rows * c.num_kv_heads * p.max_chunks * partial_floats(s.group, s.head_dim),
-      "CUDA attention partials"));
-  ML_RETURN_IF_ERROR(allocate(p.attended, rows * c.q_width(), "CUDA activations"));
-  ML_RETURN_IF_ERROR(
-      allocate(p.router, kRouterParts * rows * (c.num_experts + 16), "CUDA activations"));
-  ML_RETURN_IF_ERROR(
-      allocate(p.mid, rows * (c.experts_per_token + 1) * s.mid_width, "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.table, 1, "CUDA activations"));
-  ML_RETURN_IF_ERROR(
-      allocate(p.carry, static_cast<std::int64_t>(blocks_) * rows * 16 * 8, "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.logits, rows * c.vocab_size, "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.barrier, kBarrierWords, "CUDA barrier"));
-  ML_RETURN_IF_ERROR(allocate(p.record, 1, "CUDA barrier"));
-  ML_CUDA(cudaMemset(p.record, 0, sizeof(Record)));
-  p.deadline_ns = options_.deadline_ns;
-  p.stall_block = options_.stall_block;
-  p.stall_stage = -1;
-  params_ = p;
-
+  ML_RETURN_IF_ERROR(bind_ranks(cache));
   for (const int columns : kColumnPlans) {
-    Params planned = p;
+    Params planned = params();
     if (!divide_memory(columns, planned))
       return {Code::kUnsupported, "CUDA",
               "activations of " + std::to_string(columns) + " rows leave no room for weights in " +
@@ -252,7 +260,8 @@ Status Chain::bind(const cpu::CachePool& cache) {
 }
 
 bool Chain::divide_memory(int rows, Params& p) const {
-  return plan_shared_memory(rows, std::max(model_->hidden_row_bytes(), model_->other_row_bytes()),
+  const DeviceModel& model = ranks_.front()->model();
+  return plan_shared_memory(rows, std::max(model.hidden_row_bytes(), model.other_row_bytes()),
                             attention_bytes(p.shape.head_dim, p.shape.kv_fp8 != 0), shared_limit_,
                             p);
 }
@@ -271,7 +280,7 @@ void Chain::fill_step(std::int64_t first, std::int64_t rows, bool all_logits) {
     deepest = std::max(deepest, row.position);
     if (table_of.empty() || table_of.back() != row.sequence) {
       const auto& pages = plan_.sequences()[static_cast<std::size_t>(row.sequence)].pages;
-      const auto at = static_cast<std::ptrdiff_t>(table_of.size()) * params_.table_stride;
+      const auto at = static_cast<std::ptrdiff_t>(table_of.size()) * params().table_stride;
       std::copy(pages.begin(), pages.end(), host_pages_.begin() + at);
       table_of.push_back(row.sequence);
     }
@@ -299,7 +308,7 @@ void Chain::fill_step(std::int64_t first, std::int64_t rows, bool all_logits) {
 Status Chain::launch_layer(Params p, int layer) {
   p.first_layer = layer;
   p.last_layer = layer + 1;
-  const Layer& l = layers_[static_cast<std::size_t>(layer)];
+  const Layer& l = layers()[static_cast<std::size_t>(layer)];
   for (int stage = kQkv; stage <= kDown; ++stage) {
     if (stage == kShared || (stage == kRouter && l.moe == 0)) continue;
     ML_CUDA(launch_stage(static_cast<Stage>(stage), p, m3_layer(p.shape, l), blocks_, stream_));
@@ -310,8 +319,9 @@ Status Chain::launch_layer(Params p, int layer) {
 Status Chain::launch_fused_run(Params p, int first, int last) {
   p.first_layer = first;
   p.last_layer = last;
-  ML_CUDA(cudaMemsetAsync(p.barrier, 0, kBarrierWords * sizeof(std::uint32_t), stream_));
-  const bool m3 = std::all_of(layers_.begin() + first, layers_.begin() + last,
+  ML_CUDA(cudaMemsetAsync(barriers_, 0, ranks_.size() * kBarrierWords * sizeof(std::uint32_t),
+                          stream_));
+  const bool m3 = std::all_of(layers().begin() + first, layers().begin() + last,
                               [&](const Layer& l) { return m3_layer(p.shape, l); });
   ML_CUDA(launch_fused(p, m3, blocks_, stream_));
   return {};
@@ -319,10 +329,11 @@ Status Chain::launch_fused_run(Params p, int first, int last) {
 
 // Everything between the upload of the step and the logits.
 Status Chain::launch(const Params& p) {
+  if (peers_ != nullptr) ML_CUDA(launch_begin_step(p, stream_));
   ML_CUDA(launch_stage(kEmbed, p, false, blocks_, stream_));
-  const auto count = static_cast<int>(layers_.size());
+  const auto count = static_cast<int>(layers().size());
   const auto fusible = [&](int i) {
-    const Layer& l = layers_[static_cast<std::size_t>(i)];
+    const Layer& l = layers()[static_cast<std::size_t>(i)];
     return l.sparse != 0 && l.moe != 0;
   };
   for (int i = 0; i < count;) {
@@ -339,12 +350,45 @@ Status Chain::launch(const Params& p) {
   return {};
 }
 
+// What a layer has chosen: every KV head by the first rank that has it, experts by rank 0.
+Status Chain::trace_layer(std::int64_t layer, m3::TraceSink& sink) {
+  const Step& s = *host_step_;
+  const Layer& l = layers()[static_cast<std::size_t>(layer)];
+  for (const auto& rank : ranks_) {
+    const m3::RankShape& shape = rank->shape();
+    const std::int64_t heads = rank->config().index_heads;
+    // Ranks that share a KV head follow each other.
+    const bool tells = shape.first_head == shape.first_kv_head * config_.group_size();
+    if (l.sparse != 0 && tells) {
+      const std::int64_t per_row = heads * config_.topk_blocks;
+      ML_ASSIGN_OR_RETURN(const auto ids, download(rank->params().block_ids, s.rows * per_row));
+      for (std::int64_t r = 0; r < s.rows; ++r) {
+        const std::int64_t count =
+            std::min(config_.topk_blocks, s.position[r] / config_.block_size + 1);
+        for (std::int64_t head = 0; head < heads; ++head) {
+          sink.blocks(layer, s.position[r], shape.first_kv_head + head,
+                      {ids.data() + r * per_row + head * config_.topk_blocks,
+                       static_cast<std::size_t>(count)},
+                      {});
+        }
+      }
+    }
+    if (l.moe == 0 || shape.rank != 0) continue;
+    ML_ASSIGN_OR_RETURN(const auto table, download(rank->params().table, 1));
+    for (std::int64_t r = 0; r < s.rows; ++r) {
+      sink.experts(layer, s.position[r],
+                   {table[0].chosen[r], static_cast<std::size_t>(config_.experts_per_token)}, {});
+    }
+  }
+  return {};
+}
+
 Status Chain::trace(const Params& p, m3::TraceSink& sink) {
   const Step& s = *host_step_;
   const std::int64_t hidden = config_.hidden_size;
   std::vector<float> row(static_cast<std::size_t>(hidden));
   const auto show = [&](std::int64_t layer, const std::vector<std::uint16_t>& values) {
-    for (std::int64_t r = 0; r < s.rows; ++r) {
+    for (std::int64_t r = 0; r < s.rows && ranks_.front()->shape().rank == 0; ++r) {
       for (std::int64_t i = 0; i < hidden; ++i) {
         row[static_cast<std::size_t>(i)] =
             bf16_to_f32(values[static_cast<std::size_t>(r * hidden + i)]);
@@ -352,36 +396,18 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
       sink.hidden(layer, s.position[r], row);
     }
   };
+  if (peers_ != nullptr) ML_CUDA(launch_begin_step(p, stream_));
   ML_CUDA(launch_stage(kEmbed, p, false, blocks_, stream_));
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     ML_ASSIGN_OR_RETURN(const auto entering, download(p.hidden, s.rows * hidden));
     show(layer, entering);
-    const Layer& l = layers_[static_cast<std::size_t>(layer)];
+    const Layer& l = layers()[static_cast<std::size_t>(layer)];
     if (options_.path == Path::kMono && l.sparse != 0 && l.moe != 0) {
       ML_RETURN_IF_ERROR(launch_fused_run(p, static_cast<int>(layer), static_cast<int>(layer) + 1));
     } else {
       ML_RETURN_IF_ERROR(launch_layer(p, static_cast<int>(layer)));
     }
-    if (l.sparse != 0) {
-      const std::int64_t per_row = config_.index_heads * config_.topk_blocks;
-      ML_ASSIGN_OR_RETURN(const auto ids, download(p.block_ids, s.rows * per_row));
-      for (std::int64_t r = 0; r < s.rows; ++r) {
-        const std::int64_t count =
-            std::min(config_.topk_blocks, s.position[r] / config_.block_size + 1);
-        for (std::int64_t head = 0; head < config_.index_heads; ++head) {
-          sink.blocks(layer, s.position[r], head,
-                      {ids.data() + r * per_row + head * config_.topk_blocks,
-                       static_cast<std::size_t>(count)},
-                      {});
-        }
-      }
-    }
-    if (l.moe == 0) continue;
-    ML_ASSIGN_OR_RETURN(const auto table, download(p.table, 1));
-    for (std::int64_t r = 0; r < s.rows; ++r) {
-      sink.experts(layer, s.position[r],
-                   {table[0].chosen[r], static_cast<std::size_t>(config_.experts_per_token)}, {});
-    }
+    ML_RETURN_IF_ERROR(trace_layer(layer, sink));
   }
   ML_CUDA(launch_stage(kHead, p, false, blocks_, stream_));
   ML_ASSIGN_OR_RETURN(const auto normed, download(p.normed, s.rows * hidden));
@@ -391,7 +417,7 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
 
 // Captured at the first use of a plan; the same launches afterwards.
 Status Chain::replay(std::size_t plan) {
-  Params p = params_;
+  Params p = params();
   divide_memory(kColumnPlans[plan], p);
   if (!options_.graphs) return launch(p);
   if (graphs_[plan] == nullptr) {
@@ -413,15 +439,44 @@ Status Chain::replay(std::size_t plan) {
 }
 
 Status Chain::check_record() {
-  if (options_.path != Path::kMono) return {};
-  ML_ASSIGN_OR_RETURN(const auto record, download(params_.record, 1));
-  const Record& r = record[0];
+  Record r{};
+  if (peers_ != nullptr) {
+    ML_ASSIGN_OR_RETURN(r, peers_->read_record(0));
+  } else {
+    if (options_.path != Path::kMono) return {};
+    ML_ASSIGN_OR_RETURN(const auto record, download(params().record, 1));
+    r = record[0];
+  }
   if (r.set == 0) return {};
-  ML_CUDA(cudaMemset(params_.record, 0, sizeof(Record)));
-  return {Code::kInternal, "fused kernel",
-          "block " + std::to_string(r.block) + " gave up waiting in layer " +
-              std::to_string(r.layer) + ", stage " + std::to_string(r.stage) + ": expected " +
-              std::to_string(r.expected) + " arrivals, saw " + std::to_string(r.seen)};
+  // On one device nobody waits any more and the next step may work; a group has failed for good.
+  if (peers_ == nullptr) ML_CUDA(cudaMemset(params().record, 0, sizeof(Record)));
+  if (peers_ != nullptr && options_.group == nullptr) ML_RETURN_IF_ERROR(peers_->clear_records());
+  return {Code::kInternal, peers_ != nullptr ? "CUDA ranks" : "fused kernel", describe_record(r)};
+}
+
+Result<std::vector<float>> Chain::gather_logits(std::int64_t rows) {
+  const std::int64_t vocab = config_.vocab_size;
+  const std::int64_t each = vocab / group_size();
+  std::vector<float> shards;
+  for (const auto& rank : ranks_) {
+    ML_ASSIGN_OR_RETURN(const auto own, download(rank->params().logits, rows * each));
+    shards.insert(shards.end(), own.begin(), own.end());
+  }
+  ML_RETURN_IF_ERROR(check_record());
+  if (options_.group != nullptr) {
+    std::vector<float> all(static_cast<std::size_t>(rows * vocab));
+    ML_RETURN_IF_ERROR(options_.group->all_gather(std::as_bytes(std::span<const float>(shards)),
+                                                  std::as_writable_bytes(std::span<float>(all))));
+    shards = std::move(all);
+  }
+  if (each == vocab) return shards;
+  std::vector<float> logits(shards.size());
+  for (std::int64_t at = 0; at < vocab; at += each) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::copy_n(shards.begin() + at * rows + r * each, each, logits.begin() + r * vocab + at);
+    }
+  }
+  return logits;
 }
 
 Status Chain::run_rows(std::int64_t first, std::int64_t rows, std::vector<float>& logits,
@@ -431,15 +486,14 @@ Status Chain::run_rows(std::int64_t first, std::int64_t rows, std::vector<float>
                           cudaMemcpyHostToDevice, stream_));
   ML_CUDA(cudaMemcpyAsync(device_step_, host_step_, sizeof(Step), cudaMemcpyHostToDevice, stream_));
   if (sink != nullptr) {
-    Params p = params_;
+    Params p = params();
     divide_memory(kMaxRows, p);
     ML_RETURN_IF_ERROR(trace(p, *sink));
   } else {
     ML_RETURN_IF_ERROR(replay(column_plan(rows)));
   }
   const std::int64_t vocab = config_.vocab_size;
-  ML_ASSIGN_OR_RETURN(const auto values, download(params_.logits, host_step_->logit_rows * vocab));
-  ML_RETURN_IF_ERROR(check_record());
+  ML_ASSIGN_OR_RETURN(const auto values, gather_logits(host_step_->logit_rows));
   std::int64_t own = 0;
   for (std::int64_t i = 0; i < plan_.logit_rows(); ++i) {
     const std::int64_t row = plan_.logit_row(i) - first;
@@ -454,19 +508,12 @@ Status Chain::step(std::span<const cpu::StepSequence> sequences, cpu::CachePool&
                    std::vector<float>& logits, m3::TraceSink* sink) {
   if (!cache.fits(config_))
     return {Code::kInvalidArgument, "cache", "the pool was made for another model"};
-  try {
-    ML_RETURN_IF_ERROR(plan_.build(sequences, config_, cache));
-    if (bound_ != &cache) ML_RETURN_IF_ERROR(bind(cache));
-    host_pages_.assign(
-        static_cast<std::size_t>(kMaxRows) * static_cast<std::size_t>(params_.table_stride), 0);
-    logits.resize(static_cast<std::size_t>(plan_.logit_rows() * config_.vocab_size));
-    for (std::int64_t first = 0; first < plan_.rows(); first += kMaxRows) {
-      ML_RETURN_IF_ERROR(
-          run_rows(first, std::min<std::int64_t>(kMaxRows, plan_.rows() - first), logits, sink));
-    }
-  } catch (const std::bad_alloc&) {
-    return {Code::kResourceExhausted, "step", "no host memory for the step"};
-  }
+  if (options_.group != nullptr) ML_RETURN_IF_ERROR(options_.group->status());
+  ML_CUDA(cudaSetDevice(options_.device));
+  const Status status = run_step(sequences, cache, logits, sink);
+  // Peers must not wait for what this rank will not do any more.
+  if (!status.ok() && options_.group != nullptr) options_.group->fail(status);
+  ML_RETURN_IF_ERROR(status);
   const std::int64_t bad =
       cpu::first_non_finite(logits, {0, static_cast<std::int64_t>(logits.size())});
   if (bad < 0) {
@@ -484,11 +531,38 @@ Status Chain::step(std::span<const cpu::StepSequence> sequences, cpu::CachePool&
               std::to_string(row.sequence)};
 }
 
+Status Chain::run_step(std::span<const cpu::StepSequence> sequences, cpu::CachePool& cache,
+                       std::vector<float>& logits, m3::TraceSink* sink) {
+  try {
+    ML_RETURN_IF_ERROR(plan_.build(sequences, config_, cache));
+    if (bound_ != &cache) {
+      const Status bound = bind(cache);
+      if (options_.group != nullptr) ML_RETURN_IF_ERROR(options_.group->agree(bound).status);
+      ML_RETURN_IF_ERROR(bound);
+    }
+    host_pages_.assign(
+        static_cast<std::size_t>(kMaxRows) * static_cast<std::size_t>(params().table_stride), 0);
+    logits.resize(static_cast<std::size_t>(plan_.logit_rows() * config_.vocab_size));
+    for (std::int64_t first = 0; first < plan_.rows(); first += kMaxRows) {
+      ML_RETURN_IF_ERROR(
+          run_rows(first, std::min<std::int64_t>(kMaxRows, plan_.rows() - first), logits, sink));
+    }
+  } catch (const std::bad_alloc&) {
+    return {Code::kResourceExhausted, "step", "no host memory for the step"};
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<cpu::Native>> create_native(const m3::ModelConfig& config,
                                                    const m3::ModelWeights& weights,
                                                    const NativeOptions& options) {
+  const int ranks = options.virtual_ranks;
+  if (ranks < 1 || ranks > kMaxRanks || (ranks > 1 && options.group != nullptr))
+    return Status(Code::kInvalidArgument, "virtual_ranks",
+                  std::to_string(ranks) + ": 1 to " + std::to_string(kMaxRanks) +
+                      ", and 1 in a group of devices");
   auto chain = std::make_unique<Chain>(config, options);
   ML_RETURN_IF_ERROR(chain->open(weights));
   return std::unique_ptr<cpu::Native>(std::move(chain));

@@ -9,6 +9,10 @@
 #include "m3/config.h"
 #include "m3/weights.h"
 
+namespace monolayer::tp {
+class Group;
+}
+
 namespace monolayer::cuda {
 
 enum class Path : std::uint8_t {
@@ -20,7 +24,20 @@ struct NativeOptions {
   Path path = Path::kNative;
   bool graphs = true;                         // false: plain launches
   std::uint64_t deadline_ns = 2'000'000'000;  // of every wait inside the fused kernel
-  int stall_block = -1;                       // tests: this block never arrives at a hand-off
+  int device = 0;
+  // Tensor parallelism: `virtual_ranks` ranks in every launch, each on its share of the device's
+  // multiprocessors; or one rank of a group, whose ranks each have a device of their own. Creation,
+  // steps and close() are then collective, and every rank gets the same logits. The same bits
+  // whatever the number of ranks.
+  int virtual_ranks = 1;
+  tp::Group* group = nullptr;  // borrowed
+
+  // Tests: this block of that rank never arrives at that stage's hand-off (-1: at any), and at an
+  // exchange never publishes; before each exchange one rank is late by up to delay_ns.
+  int stall_block = -1, stall_rank = 0, stall_stage = -1;
+  std::uint32_t delay_ns = 0;
+  // Tests: only in this step (0: in every one), and steps that count as done before the first.
+  std::uint64_t stall_step = 0, steps_done = 0;
 };
 
 // Uploads the weights. Refuses at once, with what was missing: no device, another architecture than

@@ -170,6 +170,7 @@ struct Params {
   std::uint64_t deadline_ns;
   std::int32_t stall_block;  // tests: this block never arrives; -1: none
   std::int32_t stall_stage;  // at this stage; -1: at any
+  std::int32_t stall_step;   // with peers, in the step of this tag only; -1: in every step
   std::uint32_t*
       stamps;  // [layers of the run, stages, 2, blocks] SM clocks at start and end, or null
 

@@ -10,7 +10,8 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 __device__ __forceinline__ bool is_stalled(int stage) {
   const Shared& s = shared();
   return s.block == s.params.stall_block &&
-         (s.params.stall_stage < 0 || stage == s.params.stall_stage);
+         (s.params.stall_stage < 0 || stage == s.params.stall_stage) &&
+         (s.params.stall_step < 0 || s.step_tag == static_cast<std::uint32_t>(s.params.stall_step));
 }
 
 // Where a wait stands.
