@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "checkpoint/quantized_tensor.h"
-#include "fuzz_check.h"
+#include "../fuzz_check.h"
 
 namespace {
 

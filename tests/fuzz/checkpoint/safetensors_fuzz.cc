@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
-#include "fuzz_check.h"
+#include "../fuzz_check.h"
 
 using monolayer::SafetensorsFile;
 

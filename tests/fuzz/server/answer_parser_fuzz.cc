@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "fuzz_check.h"
+#include "../fuzz_check.h"
 #include "server/answer_parser.h"
 
 namespace {

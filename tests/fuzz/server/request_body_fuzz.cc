@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "fuzz_check.h"
+#include "../fuzz_check.h"
 #include "server/generation_spec.h"
 #include "server/messages_request.h"
 
