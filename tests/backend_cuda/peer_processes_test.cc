@@ -149,7 +149,7 @@ TEST_P(PeerProcesses, T_P1_T_P6_SameBitsWhoeverIsLate) {
   const auto statuses = on_devices([&](tp::Group& group) -> Status {
     Ranked r(group);
     NativeOptions o = path_options(GetParam());
-    o.delay_ns = 8'000;
+    o.delay_ns = 3'000;
     ML_RETURN_IF_ERROR(r.start(o));
     std::vector<float> got;
     ML_RETURN_IF_ERROR(r.run(*r.native, 0, 40, got));
