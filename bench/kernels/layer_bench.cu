@@ -125,7 +125,7 @@ struct Bench {
   }
   void build();
   void set_step(int n);
-  void divide(int n, int in_flight);
+  void divide(int n);
   void reset(int n);
   void native(Params q, int stage_only = -1);
   void fused(Params q) {
@@ -251,7 +251,8 @@ void Bench::build() {
   p.table_stride = pages;
   p.hidden = allocate<std::uint16_t>(16 * 6144);
   p.middle = allocate<std::uint16_t>(16 * 6144);
-  p.projected = allocate<float>(16 * 2560);
+  p.projected_stride = 2560;
+  p.projected = allocate<float>(cuda::kProjectionParts * 16 * 2560);
   p.q = allocate<std::uint16_t>(16 * 2048);
   p.score_stride = pages * 8;
   p.scores = allocate<float>(static_cast<std::uint64_t>(16) * p.score_stride);
@@ -293,13 +294,11 @@ void Bench::set_step(int n) {
   CHECK(cudaMemcpy(const_cast<Step*>(p.step), &s, sizeof s, cudaMemcpyHostToDevice));
 }
 
-void Bench::divide(int n, int in_flight) {
+void Bench::divide(int n) {
   const int row = std::max(host_layers[0].qkv.row_bytes, host_layers[0].o.row_bytes);
   if (!cuda::plan_shared_memory(n, row, cuda::attention_bytes(128, true), shared_limit, p))
     std::exit(1);
-  if (flight > 0 && in_flight == 0) in_flight = flight;
-  // Copies leave eight at a time.
-  if (in_flight > 0) p.in_flight = std::clamp(in_flight, 8, p.slots);
+  if (flight > 0) p.in_flight = std::min(flight, p.slots);
   if (round > 0) p.round = std::min(round, p.round);
 }
 
@@ -355,6 +354,7 @@ int main(int argc, char** argv) {
   Bench b;
   std::string json_file;
   bool sweep = false;
+  bool once = false;  // for a profiler: two fused runs of each row count
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     const std::string value = arg.substr(arg.find('=') + 1);
@@ -362,8 +362,9 @@ int main(int argc, char** argv) {
     if (arg.rfind("context=", 0) == 0) b.context = std::atoi(value.c_str());
     if (arg.rfind("runs=", 0) == 0) b.runs = std::atoi(value.c_str());
     if (arg.rfind("json=", 0) == 0) json_file = value;
-    if (arg == "sweep") sweep = true;
     if (arg == "any") b.m3 = false;
+    if (arg == "once") once = true;
+    if (arg == "sweep") sweep = true;
     if (arg.rfind("round=", 0) == 0) b.round = std::atoi(value.c_str());
     if (arg.rfind("flight=", 0) == 0) b.flight = std::atoi(value.c_str());
     if (arg.rfind("shared=", 0) == 0) b.shared_cap = std::atoi(value.c_str());
@@ -403,10 +404,18 @@ int main(int argc, char** argv) {
   bool first_row = true;
   for (const int n : b.rows) {
     b.set_step(n);
-    b.divide(n, 0);
+    b.divide(n);
     if (b.m3 && !cuda::m3_layer(b.p.shape, b.host_layers[0])) {
       std::fprintf(stderr, "not the layers that the kernels are compiled for\n");
       return 1;
+    }
+    if (once) {
+      for (int i = 0; i < 2; ++i) {
+        b.reset(n);
+        b.fused(b.p);
+        CHECK(cudaStreamSynchronize(b.stream_));
+      }
+      continue;
     }
     const double experts = b.expert_reads(n);
     const double chunk_bytes = std::min(b.context, 2048) * 256.0;
@@ -439,8 +448,8 @@ int main(int argc, char** argv) {
         "flight %d; stream %.0f GB/s)\n",
         n, experts, bytes / 1e6, native_us, bytes / native_us / 1e3,
         bytes / native_us / 10 / stream_rate, fused_us, bytes / fused_us / 1e3,
-        bytes / fused_us / 10 / stream_rate, native_us / fused_us, same ? "yes" : "NO", b.p.slots,
-        b.p.in_flight, stream_rate);
+        bytes / fused_us / 10 / stream_rate, native_us / fused_us, same ? "yes" : "NO", b.p.slots, b.p.in_flight,
+        stream_rate);
     char line[512];
     std::snprintf(line, sizeof line,
                   "%s{\"rows\": %d, \"experts\": %.2f, \"bytes_a_layer\": %.0f, "
@@ -509,19 +518,17 @@ int main(int argc, char** argv) {
       json += line;
     }
     json += "}}";
-    if (sweep) {
-      for (const int in_flight : {8, 10, 12, 16}) {
-        b.divide(n, in_flight);
-        if (b.p.in_flight < in_flight) break;
-        cudaGraphExec_t graph = b.capture([&] { b.fused(b.p); });
-        std::vector<float> ms;
-        for (int i = 0; i < 9; ++i) {
-          b.reset(n);
-          ms.push_back(b.time([&] { CHECK(cudaGraphLaunch(graph, b.stream_)); }));
-        }
-        CHECK(cudaGraphExecDestroy(graph));
-        std::printf("     in flight %2d: %.2f us\n", in_flight, median(ms) * 1e3 / b.layers);
+    for (const int flight : {5, 6, 8, 10, 12, 16, 32}) {
+      if (!sweep) break;
+      b.p.in_flight = std::min(flight, b.p.slots);
+      cudaGraphExec_t graph = b.capture([&] { b.fused(b.p); });
+      std::vector<float> ms;
+      for (int i = 0; i < 9; ++i) {
+        b.reset(n);
+        ms.push_back(b.time([&] { CHECK(cudaGraphLaunch(graph, b.stream_)); }));
       }
+      CHECK(cudaGraphExecDestroy(graph));
+      std::printf("     in flight %2d: %.2f us\n", b.p.in_flight, median(ms) * 1e3 / b.layers);
     }
     CHECK(cudaGraphExecDestroy(native_graph));
     CHECK(cudaGraphExecDestroy(fused_graph));

@@ -7,11 +7,17 @@
 namespace monolayer::cuda {
 namespace {
 
-// Copies on their way, at most: eight to sixteen, 50 to 100 KB.
-constexpr int kInFlight = 16;
 constexpr int kSmallLimit = 195 * 1024;
+// Copies on their way into a ring, at most.
+constexpr int kInFlight = 8;
 
-const KernelSet& set_of(bool m3) { return m3 ? m3_kernels() : any_kernels(); }
+const KernelSet& set_of(bool m3, int most_rows) {
+  if (!m3) return any_kernels();
+  return most_rows == 1   ? m3_kernels_1()
+         : most_rows <= 4 ? m3_kernels_4()
+         : most_rows <= 8 ? m3_kernels_8()
+                          : m3_kernels_16();
+}
 
 int red_bytes(const Params& params) { return 2 * params.red_entries * 16 * params.red_columns * 4; }
 
@@ -21,8 +27,10 @@ bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, P
   const int columns = std::min(rows, kColumns);
   // With few rows the ring is deep enough anyway: what it leaves is first-level cache.
   if (columns <= 4) limit = std::min(limit, kSmallLimit);
-  params.red_columns = columns > 4 ? 8 : columns > 2 ? 4 : 2;
-  params.red_entries = columns > 4 ? 16 : 32;
+  // The kernels for M3 come in plans of 1, 4, 8 and 16 rows.
+  params.most_rows = rows == 1 ? 1 : rows <= 4 ? 4 : rows <= 8 ? 8 : kMaxRows;
+  params.red_columns = red_columns(params.most_rows);
+  params.red_entries = red_entries(params.most_rows);
   params.x_bytes = std::max(columns * row_bytes, fixed_x_bytes);
   params.x_bytes = (params.x_bytes + 127) / 128 * 128;
   const int fixed = any_kernels().fixed_bytes;
@@ -31,7 +39,7 @@ bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, P
   params.in_flight = std::min(kInFlight, params.slots);
   // A warp may wait for a slot no more than one ring ahead of what has been copied.
   for (params.round = kWarps; params.round > params.slots;) params.round /= 2;
-  return params.slots >= 8;  // copies leave eight at a time
+  return params.slots >= 8;
 }
 
 int shared_memory(const Params& params) {
@@ -39,7 +47,8 @@ int shared_memory(const Params& params) {
 }
 
 cudaError_t prepare_kernels(int shared_limit) {
-  for (const KernelSet* set : {&any_kernels(), &m3_kernels()}) {
+  for (const KernelSet* set : {&any_kernels(), &m3_kernels_1(), &m3_kernels_4(), &m3_kernels_8(),
+                               &m3_kernels_16()}) {
     for (int i = 0; i <= kStages; ++i) {
       const void* kernel = i < kStages ? set->stages[i] : set->fused;
       if (kernel == nullptr) continue;
@@ -51,10 +60,11 @@ cudaError_t prepare_kernels(int shared_limit) {
   return cudaSuccess;
 }
 
-cudaError_t fused_occupancy(int shared_bytes, int* blocks) {
+cudaError_t fused_occupancy(const Params& params, int* blocks) {
   for (const bool m3 : {false, true}) {
     const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-        blocks, set_of(m3).fused, kThreads + 32, static_cast<std::size_t>(shared_bytes));
+        blocks, set_of(m3, params.most_rows).fused, kThreads + 32,
+        static_cast<std::size_t>(shared_memory(params)));
     if (error != cudaSuccess || *blocks < 1) return error;
   }
   return cudaSuccess;
@@ -80,11 +90,11 @@ cudaError_t launch(const void* kernel, const Params& params, int blocks, bool co
 cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
                          cudaStream_t stream) {
   const bool exchanges = params.mail.ranks > 1 && (stage == kOutput || stage == kDown);
-  return launch(set_of(m3).stages[stage], params, blocks, exchanges, stream);
+  return launch(set_of(m3, params.most_rows).stages[stage], params, blocks, exchanges, stream);
 }
 
 cudaError_t launch_fused(const Params& params, bool m3, int blocks, cudaStream_t stream) {
-  return launch(set_of(m3).fused, params, blocks, true, stream);
+  return launch(set_of(m3, params.most_rows).fused, params, blocks, true, stream);
 }
 
 }  // namespace monolayer::cuda

@@ -16,8 +16,8 @@ int shared_memory(const Params& params);
 
 // Once per device, before any launch: shared memory limits of every kernel.
 cudaError_t prepare_kernels(int shared_limit);
-// Blocks of the fused kernel that fit on one multiprocessor with this much shared memory.
-cudaError_t fused_occupancy(int shared_bytes, int* blocks);
+// Blocks of the fused kernels for these parameters that fit on one multiprocessor.
+cudaError_t fused_occupancy(const Params& params, int* blocks);
 
 // `m3`: the kernels compiled for MiniMax-M3, for layers that m3_layer() takes; the same source as
 // those for any shape. kEmbed and kHead exist for any shape only. `blocks`: of every rank in the

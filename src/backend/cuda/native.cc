@@ -23,7 +23,7 @@ namespace {
 #define ML_CUDA(call) ML_RETURN_IF_ERROR(cuda_status((call), #call))
 
 // What runs in one launch sequence: the step's rows decide how shared memory is divided.
-constexpr std::array<int, 4> kColumnPlans{1, 2, 4, 8};
+constexpr std::array<int, 5> kColumnPlans{1, 2, 4, 8, kMaxRows};
 
 class Chain : public cpu::Native {
  public:
@@ -250,7 +250,7 @@ Status Chain::bind(const cpu::CachePool& cache) {
                   std::to_string(shared_limit_) + " bytes of shared memory"};
     if (options_.path != Path::kMono) continue;
     int resident = 0;
-    ML_CUDA(fused_occupancy(shared_memory(planned), &resident));
+    ML_CUDA(fused_occupancy(planned, &resident));
     if (resident < 1)
       return {Code::kUnsupported, "CUDA",
               "the fused kernel needs one resident block per multiprocessor, none fits"};

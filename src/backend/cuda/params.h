@@ -18,10 +18,15 @@ inline constexpr int kMaxHidden = 6144;
 inline constexpr int kMaxRotary = 128;
 inline constexpr int kMaxTopBlocks = 32;
 inline constexpr int kSlotBytes = 12 * 544;  // a slot of the ring: one copy
-inline constexpr int kMaxSlots = 40;
+inline constexpr int kMaxSlots = 32;  // a lane of the feeding warp each
+inline constexpr int kProjectionParts = 8;  // of the projections' K
 inline constexpr int kRouterParts = 16;  // of a router's K
 
 inline constexpr int kPageTokens = 128;
+
+// Columns kept of a sum, and sums of (row group, part) that meet at once, in steps of `rows` rows.
+inline constexpr int red_columns(int rows) { return rows > 4 ? 8 : rows > 2 ? 4 : 2; }
+inline constexpr int red_entries(int rows) { return rows > 4 ? 16 : 32; }
 
 enum class Format : std::int32_t {
   kBF16,   // tile: 16 rows x 32 columns, 1024 bytes
@@ -145,7 +150,7 @@ struct Params {
 
   std::uint16_t *hidden, *middle;  // [rows, hidden], residual stream before and after attention
   std::uint16_t* normed;           // [rows, hidden], after the final norm
-  float* projected;                // [rows, projected]
+  float* projected;  // [kProjectionParts, kMaxRows, projected_stride], sums of parts, unscaled
   std::uint16_t* q;                // [rows, heads, head_dim], scaled as products take them
   float* scores;                   // [rows, index_heads, score_stride], one per 16 keys
   std::int32_t* block_ids;         // [rows, index_heads, topk]
@@ -157,12 +162,14 @@ struct Params {
   float* carry;   // [blocks, 16 rows, 16, parts]: a block's own, between batches of down
   float* logits;  // [logit_rows, vocab]
   std::int32_t score_stride, max_chunks;
+  std::int32_t projected_stride;  // of a row of sums: the row groups of the projections
 
   // Of a launch, the same for all its ranks: from first_layer up to, not including, barrier.
   std::int32_t first_layer, last_layer;  // of a run
-  std::int32_t x_bytes, slots, in_flight;
-  std::int32_t red_columns;      // columns kept of a sum: 2, 4 or 8
-  std::int32_t red_entries;      // sums of (row group, part) that meet at once
+  std::int32_t x_bytes, slots;
+  std::int32_t in_flight;  // copies on their way into the ring, at most
+  std::int32_t most_rows;        // that the launch is planned for
+  std::int32_t red_columns, red_entries;
   std::uint32_t blocks_divider;  // of the launch
   std::int32_t round;      // items of a round: a power of two, at most a warp each and a slot each
   std::uint32_t* barrier;  // kBarrierWords, zero at launch: arrivals of each stage, one a line

@@ -102,7 +102,9 @@ Status Rank::bind(const cpu::CacheOptions& options, std::int64_t pages, int bloc
   ML_RETURN_IF_ERROR(allocate(p.hidden, rows * c.hidden_size, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.middle, rows * c.hidden_size, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.normed, rows * c.hidden_size, "CUDA activations"));
-  ML_RETURN_IF_ERROR(allocate(p.projected, rows * s.projected, "CUDA activations"));
+  p.projected_stride = (s.projected + 15) / 16 * 16;
+  ML_RETURN_IF_ERROR(
+      allocate(p.projected, kProjectionParts * rows * p.projected_stride, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.q, rows * c.q_width(), "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.scores, rows * c.index_heads * p.score_stride, "CUDA scores"));
   ML_RETURN_IF_ERROR(allocate(p.block_ids, rows * c.index_heads * c.topk_blocks, "CUDA scores"));

@@ -25,7 +25,7 @@ static_assert(kAttentionScratch == 16 * (kScoreStride * 4 + kProbStride * 2 + kQ
 // weighted values, unnormalised. Everything is fetched at once; warp w scores keys 8 w, does the
 // exponentials of head w and, up to warp 7, weights dims 16 w.
 __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int chunk,
-                                             int first_key, int keys) {
+                                             int first_key, int keys, std::int64_t page) {
   const Shape& s = c.p.shape;
   const bool fp8 = kv_fp8_of(s) != 0;
   const int bytes = fp8 ? 1 : 2;
@@ -33,7 +33,6 @@ __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int 
   const int g = c.lane >> 2;
   const int t = c.lane & 3;
   const int lane_dims = dim / 4;
-  const std::int64_t page = table_of(c.p, c.step(), row)[first_key / kPageTokens];
   const std::int64_t base =
       ((page * s.kv_heads + head) * kPageTokens + first_key % kPageTokens) * dim * bytes;
   const unsigned char* k = c.layer().k_cache + base;
@@ -179,20 +178,23 @@ __device__ __forceinline__ void attend_stage(Context& c) {
   const Shape& s = c.p.shape;
   const bool sparse = kM3 || c.layer().sparse != 0;
   const int chunks = c.step().max_chunks[sparse ? 1 : 0];
-  const int units = c.step().rows * s.kv_heads * chunks;
+  const int units = c.rows() * s.kv_heads * chunks;
 #pragma unroll 1
   for (int unit = c.block; unit < units; unit += c.blocks) {
-    const int chunk = unit % chunks;
-    const int head = unit / chunks % s.kv_heads;
-    const int row = unit / chunks / s.kv_heads;
+    const int which = unit / chunks;
+    const int chunk = unit - which * chunks;
+    const int row = row_of_task(which, s.kv_heads);
+    const int head = which - row * s.kv_heads;
     const int position = c.step().position[row];
     int first = chunk * kPageTokens;
     int size = kPageTokens;
+    std::int64_t page = -1;
     if (sparse) {
       if (chunk >= min(topk_of(s), position / block_size_of(s) + 1)) continue;
       const int count = select_blocks(c, row, head);
       first = c.s.selected[chunk] * block_size_of(s);
       size = block_size_of(s);
+      if (pages_are_known(position)) page = known_pages(c)[c.s.selected[chunk]];
       if (chunk == 0 && c.thread < count) {
         c.p.block_ids[(row * s.index_heads + head) * topk_of(s) + c.thread] =
             c.s.selected[c.thread];
@@ -202,41 +204,42 @@ __device__ __forceinline__ void attend_stage(Context& c) {
     } else {
       sync(c);  // whoever still reads the scratch
     }
-    attend_chunk(c, row, head, chunk, first, min(size, position + 1 - first));
+    if (page < 0) page = table_of(c.p, c.step(), row)[first / kPageTokens];
+    attend_chunk(c, row, head, chunk, first, min(size, position + 1 - first), page);
   }
 }
 
-// Partials of a (row, head) in ascending order, by one warp: a lane's four dims of sixteen chunks
-// at once. Maxima are a scan, so the factors of all chunks are computed side by side; the sums are
-// the chain of docs/numerics.md.
-__device__ __forceinline__ void merge_head(Context& c, int task) {
+// Partials of a (row, head) in ascending order, by a warp for each 32 dims: a lane's dim of sixteen
+// chunks at once. Maxima are a scan, so the factors of all chunks are computed side by side; the
+// sums are the chain of docs/numerics.md.
+__device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
   constexpr int kTogether = 16;
   const Shape& s = c.p.shape;
   const bool sparse = kM3 || c.layer().sparse != 0;
   const int dim = head_dim_of(s);
-  const int row = task / s.heads;
-  const int head = task % s.heads / group_of(s);
-  const int h = task % s.heads % group_of(s);
+  const int row = row_of_task(task, s.heads);
+  const int in_row = task - row * s.heads;
+  const int head = in_row / group_of(s);
+  const int h = in_row - head * group_of(s);
   const int position = c.step().position[row];
   const int chunks =
       sparse ? min(topk_of(s), position / block_size_of(s) + 1) : position / kPageTokens + 1;
   const int stride = partial_size(s);
   const float* partial = partial_at(c.p, row, head, 0);
   auto* factors = reinterpret_cast<float4*>(c.red) + c.warp * kTogether;  // keep, add, sum
-  const int d = c.lane * 4;
-  float4 value = {};
+  const int d = quarter * 32 + c.lane;
+  float value = 0;
   float maximum = -INFINITY;  // before the first chunk: what is scaled by exp of it is 0
   float sum = 0;
 #pragma unroll 1
   for (int base = 0; base < chunks; base += kTogether) {
     const int count = min(kTogether, chunks - base);
     const float* at = partial + static_cast<std::int64_t>(base) * stride;
-    float4 o[kTogether];
+    float o[kTogether];
     const float* from = at + h * dim + d;
 #pragma unroll
     for (int k = 0; k < kTogether; ++k, from += stride) {
-      o[k] = {};
-      if (k < count && d < dim) o[k] = __ldcg(reinterpret_cast<const float4*>(from));
+      o[k] = k < count && d < dim ? load_l2(from) : 0.0F;
     }
     const bool there = c.lane < count;
     const float* own = at + c.lane * stride + group_of(s) * dim + h;
@@ -259,25 +262,20 @@ __device__ __forceinline__ void merge_head(Context& c, int task) {
     for (int k = 0; k < kTogether; ++k) {
       const float4 f = factors[k];
       sum = sum * f.x + f.z * f.y;
-      value.x = value.x * f.x + o[k].x * f.y;
-      value.y = value.y * f.x + o[k].y * f.y;
-      value.z = value.z * f.x + o[k].z * f.y;
-      value.w = value.w * f.x + o[k].w * f.y;
+      value = value * f.x + o[k] * f.y;
     }
     maximum = __shfl_sync(0xFFFFFFFFU, largest, count - 1);
   }
   if (d >= dim) return;
-  const auto out = [&](float v) { return (__fdiv_rn(v, sum) * s.v_scale) * kActivationScale; };
-  uint2 packed;
-  packed.x = pack_bf16(out(value.x), out(value.y));
-  packed.y = pack_bf16(out(value.z), out(value.w));
-  *reinterpret_cast<uint2*>(c.p.attended + static_cast<std::int64_t>(task) * dim + d) = packed;
+  c.p.attended[static_cast<std::int64_t>(task) * dim + d] =
+      scaled_bf16(__fdiv_rn(value, sum) * s.v_scale);
 }
 __device__ __forceinline__ void merge_stage(Context& c) {
+  constexpr int kQuarters = 4;
 #pragma unroll 1
-  for (int task = c.warp * c.blocks + c.block; task < c.step().rows * c.p.shape.heads;
-       task += c.blocks * kWarps) {
-    merge_head(c, task);
+  for (int task = c.warp / kQuarters * c.blocks + c.block; task < c.rows() * c.p.shape.heads;
+       task += c.blocks * (kWarps / kQuarters)) {
+    merge_head(c, task, c.warp % kQuarters);
   }
 }
 

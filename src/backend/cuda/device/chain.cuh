@@ -22,7 +22,7 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
   constexpr auto has = [](Stage stage) { return (STAGES >> stage & 1U) != 0; };
   const int lane = static_cast<int>(threadIdx.x) & 31;
   Feed feed;
-  const int rows = s.step.rows;
+  const int rows = rows_of(s.step);
 #pragma unroll 1
   for (int l = p.first_layer; l < p.last_layer; ++l) {
     __syncwarp();
@@ -34,9 +34,9 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
     __syncwarp();
     if (!feed.alive) break;
     const Layer& layer = s.feed_layer;
-    if (has(kQkv)) feed_share(feed, layer.qkv, rows);
+    if (has(kQkv)) feed_items(feed, layer.qkv, rows);
     if (has(kOutput)) feed_share(feed, layer.o, rows);
-    if (has(kRouter) && layer.moe != 0) feed_router(feed, layer.router, rows);
+    if (has(kRouter) && layer.moe != 0) feed_items(feed, layer.router, rows);
     const int shared_passes = layer.shared_gate_up.row_groups > 0 ? passes(rows) : 0;
     if (has(kGateUp)) feed_gate_up(feed, layer.shared_gate_up, 0, shared_passes, 0, rows, 0);
     if (has(kGateUp) || has(kDown)) wait_routed(feed);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
     if (has(kDown) && feed.alive) feed_down(feed, layer);
   }
   if (has(kHead)) feed_share(feed, p.lm_head, s.step.logit_rows);
-  drain(feed);
+  drain();
 }
 
 __device__ __forceinline__ void copy_layer(const Layer* layers, int l, Layer& to, int first,
@@ -130,6 +130,7 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
   state.layers_done = l - p.first_layer;
   state = run<qkv_stage>(state);
   arrive(l, kQkv);
+  prefetch_keys(state);
   if (!wait_for(l, kQkv, kHeads)) return false;
   state = run<heads_and_next>(state);
   arrive(l, kHeads);
@@ -186,6 +187,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
     for (int i = 0; i < argument.slots; ++i) {
       mbarrier_init(&s.full[i], 1);
       mbarrier_init(&s.empty[i], 1);
+      s.issued[i] = 0;
     }
     mbarrier_init(&s.routed, 1);
     for (int i = 0; i < 2; ++i) {
@@ -193,7 +195,6 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
       mbarrier_init(&s.red_free[i], kWarps);
     }
     mbarrier_fence_init();
-    s.issued = 0;
     s.abort = 0;
     *reinterpret_cast<uint4*>(s.zero) = {0, 0, 0, 0};
   }

@@ -9,10 +9,8 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 // What a warp carries from one stage to the next, in registers.
 struct State {
-  std::uint32_t
-      place;  // of the next copy among all; then its slot of the ring and that slot's phase
-  int slot;
-  std::uint32_t phase;
+  int slot;             // of the ring, that the next copy is in
+  std::uint32_t wraps;  // of the ring before it
   int turn;               // warp that takes the next item
   int half;               // of the sums
   std::uint32_t batches;  // of sums in gate_up, so far
@@ -31,12 +29,13 @@ struct Shared {
   alignas(16) float sums[kColumns][kWarps];
   float factor[kColumns];
   float route_weight[kMaxRows][kMaxChosen];
-  std::int32_t same[kMaxRows * kMaxChosen];
+  alignas(16) std::uint8_t experts[kMaxRows * kMaxChosen];  // of the choices, row by row
+  alignas(16) std::uint8_t begins[kMaxRows * kMaxChosen];   // 0xFF: the choice begins a pass
   std::int32_t selected[kMaxTopBlocks];
   std::uint64_t full[kMaxSlots], empty[kMaxSlots], routed;
   std::uint64_t red_done[2], red_free[2];  // halves of the sums, in gate_up
   alignas(16) unsigned char zero[16];      // what columns without a row read
-  volatile std::uint32_t issued;           // copies into the ring so far
+  volatile std::uint32_t issued[kMaxSlots];  // copies into each slot so far
   volatile std::int32_t abort;
   std::int32_t block, blocks;  // of this rank
   std::uint32_t step_tag;      // of exchanges with other ranks
@@ -74,6 +73,7 @@ struct Context : State {
 
   __device__ const Layer& layer() const { return s.layers[layers_done & 1]; }
   __device__ const StepRows& step() const { return s.step; }
+  __device__ int rows() const { return rows_of(s.step); }
 };
 
 // Sums, at the end of shared memory: two halves of red_entries x 16 rows x red_columns, between
@@ -107,10 +107,10 @@ __device__ __forceinline__ void sync() {
 }
 __device__ __forceinline__ void sync(const Context&) { sync(); }
 
-__device__ __forceinline__ void wrap_slot(int slots, int& slot, std::uint32_t& phase) {
+__device__ __forceinline__ void wrap_slot(int slots, int& slot, std::uint32_t& wraps) {
   while (slot >= slots) {
     slot -= slots;
-    phase ^= 1;
+    ++wraps;
   }
 }
 
@@ -133,11 +133,16 @@ struct Share {
   __device__ int count() const { return end - begin; }
 };
 
-__device__ __forceinline__ int passes(int rows) { return (rows + kColumns - 1) / kColumns; }
+__device__ __forceinline__ int passes(int rows) {
+  return kOnePass ? 1 : (rows + kColumns - 1) / kColumns;
+}
+
+// What rows are counted to in steps of kColumns: one step, if it is known to be one.
+__device__ __forceinline__ int pass_rows(const Context& c) { return kOnePass ? 1 : c.rows(); }
 
 // Slots of the routed experts; the shared expert's follow.
 __device__ __forceinline__ int routed_slots(const Shared& s, const Layer& layer) {
-  return layer.moe != 0 ? s.step.rows * chosen_of(s.params.shape) : 0;
+  return kM3 || layer.moe != 0 ? rows_of(s.step) * chosen_of(s.params.shape) : 0;
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

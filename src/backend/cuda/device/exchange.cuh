@@ -115,7 +115,7 @@ __device__ __noinline__ void collect_share(Site site, int layer, int stage, int 
   std::uint16_t* to = site == kAttentionSite ? p.middle : p.hidden;
   const Share mine(row_groups, s.block, s.blocks);
   const int width = mine.count() * 16;
-  const int total = s.step.rows * width;
+  const int total = rows_of(s.step) * width;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < total; i += kThreads) {
     const int row = i / width;

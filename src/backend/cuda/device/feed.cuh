@@ -1,7 +1,7 @@
 // The feeding warp copies weights into the ring in the order the other warps use them, as far ahead
-// as the ring is deep and as addresses are known, with a cap on the bytes in flight. A lane has an
-// item of a round: addresses are computed side by side, and copies leave eight at a time, each when
-// its slot is free and the copy `cap` places earlier has landed.
+// as the ring is deep and as addresses are known, with a cap on the copies in flight: whatever else
+// the blocks tell each other waits behind them. A lane feeds one slot: it sends that slot's next
+// copy when the slot is free, whatever the other slots wait for.
 #pragma once
 
 #include "backend/cuda/device/units.cuh"
@@ -9,91 +9,103 @@
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 struct Feed {
-  int slot = 0;
-  std::uint32_t phase = 0;
-  std::uint32_t issued = 0;
+  int slot = 0;             // of the next copy
+  std::uint32_t wraps = 0;  // of the ring before it
   std::uint32_t routed_phase = 0;
   bool alive = true;
 };
 
-__device__ __forceinline__ void wait_landed(Shared& s, int slot, std::uint32_t phase, int back) {
-  slot -= back;
-  if (slot < 0) {
-    slot += s.params.slots;
-    phase ^= 1;
-  }
-  while (!mbarrier_try(&s.full[slot], phase)) {
-  }
-}
-
 // Copies a run, in rounds of one item a warp; within a round copy by copy of all items. `stride`:
 // from one expert to the next, 0 for a matrix that is not one of several. All lanes.
 __device__ __noinline__ void feed_run(Feed& feed, const Run& run, std::int64_t stride) {
-  constexpr int kTogether = 8;
   Shared& s = shared();
   const Matrix& m = run.m;
-  Feed f = feed;
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int slots = s.params.slots;
-  const int cap = s.params.in_flight;  // at least kTogether
   const int round = s.params.round;
-  const int tiles = m.span * m.tiles;
-  const int item_bytes = tiles * m.tile_bytes;
+  const int cap = s.params.in_flight;
+  const int chunks = m.chunks;
+  const int item_bytes = m.span * m.tiles * m.tile_bytes;
   const int chunk_bytes = m.chunk_tiles * m.tile_bytes;
   const int log_items = run.log_items;
   const int items = run.units << log_items;
   const int batch = run.batch > 0 ? run.batch << log_items : items;
-  int batch_end = min(batch, items);
-#pragma unroll 1
-  for (int base = 0; base < items && f.alive;) {
-    const int n = min(round, batch_end - base);
-    const int item = base + min(lane, n - 1);
-    const Run::Place at = run.place(item >> log_items);
-    const unsigned char* from =
-        m.data + at.group * run.unit_bytes + (item & ((1 << log_items) - 1)) * item_bytes;
-    if (stride != 0) from += s.table.expert[at.pass] * stride;
-#pragma unroll 1
-    for (int offset = 0; offset < item_bytes; offset += chunk_bytes) {
-      const auto bytes = static_cast<std::uint32_t>(min(chunk_bytes, item_bytes - offset));
-#pragma unroll 1
-      for (int first = 0; first < n && f.alive; first += kTogether) {
-        const int count = min(kTogether, n - first);
-        const int own = lane - first;
-        bool dead = false;
-        bool sent = false;
-        int slot = f.slot + max(own, 0);
-        std::uint32_t phase = f.phase;
-        wrap_slot(slots, slot, phase);
-        if (own >= 0 && own < count) {
-          if (f.issued + own >= static_cast<std::uint32_t>(cap)) {
-            wait_landed(s, slot, phase, cap);
-          }
-          while (!mbarrier_try(&s.empty[slot], phase ^ 1)) {
-            dead = s.abort != 0;
-            if (dead) break;
-          }
-          sent = !dead;
-          if (sent) {
-            mbarrier_expect(&s.full[slot], bytes);
-            bulk_copy(memory + kFixedBytes + slot * kSlotBytes, from + offset, bytes,
-                      &s.full[slot]);
-          }
-        }
-        f.alive = !__any_sync(0xFFFFFFFFU, dead);
-        if (!f.alive) {
-          if (sent) wait_landed(s, slot, phase, 0);
-          break;
-        }
-        f.slot += count;
-        wrap_slot(slots, f.slot, f.phase);
-        f.issued += count;
-        if (lane == 0) s.issued = f.issued;
-      }
-    }
-    base += n;
-    if (base == batch_end) batch_end = min(batch_end + batch, items);
+  const int copies = items * chunks;
+  // A step's weights are more than the second-level cache: what stays there should be code,
+  // activations and hand-offs.
+  const std::uint64_t policy = read_once_policy();
+  const std::uint32_t empty = shared_address(&s.empty[lane]);
+  const std::uint32_t full = shared_address(&s.full[lane]);
+  // This lane's next copy, of the round of n items from `base` on that begins with copy `begin`.
+  int copy = lane < slots ? lane - feed.slot : copies;
+  std::uint32_t wraps = feed.wraps;
+  if (copy < 0) {
+    copy += slots;
+    ++wraps;
   }
-  feed = f;
+  int base = 0;
+  int begin = 0;
+  int batch_end = min(batch, items);
+  int n = min(round, batch_end);
+  const unsigned char* from = nullptr;
+  std::uint32_t bytes = 0;
+  const auto locate = [&] {
+    while (copy - begin >= n * chunks) {
+      begin += n * chunks;
+      base += n;
+      if (base == batch_end) batch_end = min(batch_end + batch, items);
+      n = min(round, batch_end - base);
+    }
+    int own = copy - begin;
+    int offset = 0;
+    while (own >= n) {
+      own -= n;
+      offset += chunk_bytes;
+    }
+    const int item = base + own;
+    const Run::Place at = run.place(item >> log_items);
+    from = m.data + at.group * run.unit_bytes + (item & ((1 << log_items) - 1)) * item_bytes +
+           offset;
+    if (stride != 0) from += s.table.expert[at.pass] * stride;
+    bytes = static_cast<std::uint32_t>(min(chunk_bytes, item_bytes - offset));
+  };
+  bool more = copy < copies;
+  if (more) locate();
+  // What is on its way: this lane's last copy, also one of a run before.
+  bool flying = lane < slots && s.issued[lane] != 0;
+#pragma unroll 1
+  while (__any_sync(0xFFFFFFFFU, more)) {
+    if (flying) flying = !mbarrier_test(full, (s.issued[lane] - 1) & 1);
+    const bool ready = more && !flying && mbarrier_test(empty, (wraps & 1) ^ 1);
+    const int room = cap - __popc(__ballot_sync(0xFFFFFFFFU, flying));
+    // The oldest copies first: lanes from the oldest one's on, then the others.
+    const int oldest = __reduce_min_sync(0xFFFFFFFFU, more ? copy : copies);
+    const std::uint32_t all = __ballot_sync(0xFFFFFFFFU, ready);
+    const int first =
+        __ffs(static_cast<int>(__ballot_sync(0xFFFFFFFFU, more && copy == oldest))) - 1;
+    std::uint32_t before = all & ((1U << lane) - 1);
+    const std::uint32_t below = (1U << max(first, 0)) - 1;
+    if (lane >= first) {
+      before &= ~below;
+    } else {
+      before |= all & ~below;
+    }
+    if (ready && __popc(before) < room) {
+      mbarrier_expect(&s.full[lane], bytes);
+      bulk_copy(memory + kFixedBytes + lane * kSlotBytes, from, bytes, &s.full[lane], policy);
+      s.issued[lane] = ++wraps;
+      flying = true;
+      copy += slots;
+      more = copy < copies;
+      if (more) locate();
+    } else if (s.abort != 0) {
+      more = false;
+    }
+  }
+  feed.alive = !__any_sync(0xFFFFFFFFU, s.abort != 0);
+  const int end = feed.slot + copies;
+  feed.wraps += static_cast<std::uint32_t>(end / slots);
+  feed.slot = end % slots;
 }
 
 __device__ __noinline__ void feed_share(Feed& f, const Matrix& m, int rows) {
@@ -102,7 +114,7 @@ __device__ __noinline__ void feed_share(Feed& f, const Matrix& m, int rows) {
     feed_run(f, share_of(m, block_of_rank(), blocks_of_rank()), 0);
   }
 }
-__device__ __forceinline__ void feed_router(Feed& f, const Matrix& m, int rows) {
+__device__ __forceinline__ void feed_items(Feed& f, const Matrix& m, int rows) {
 #pragma unroll 1
   for (int pass = 0; pass < passes(rows) && f.alive; ++pass) {
     feed_run(f, items_of(m, block_of_rank(), blocks_of_rank()), 0);
@@ -126,6 +138,19 @@ __device__ __noinline__ void feed_gate_up(Feed& f, const Matrix& m, int first, i
 }
 __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
   const Shared& s = shared();
+  if (const int together = down_groups_of_row(s.params, layer, s.table); together > 0) {
+    const Share mine(layer.down.row_groups, block_of_rank(), blocks_of_rank());
+#pragma unroll 1
+    for (int g = mine.begin; g < mine.end && f.alive; g += together) {
+      const DownBatch batch{g, min(together, mine.end - g), 0, s.table.passes,
+                            0, s.table.slots,               true};
+#pragma unroll 1
+      for (int part = 0; part < 2; ++part) {
+        feed_run(f, batch.run(layer, s.table, part), part == 0 ? layer.down_stride : 0);
+      }
+    }
+    return;
+  }
   down_batches(s.params, layer, s.table, block_of_rank(), blocks_of_rank(),
                [&](const DownBatch& batch) {
 #pragma unroll 1
@@ -138,11 +163,12 @@ __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
 }
 
 // Copies in flight must land before the block may end.
-__device__ __forceinline__ void drain(const Feed& f) {
+__device__ __forceinline__ void drain() {
   Shared& s = shared();
   const int lane = static_cast<int>(threadIdx.x) & 31;
-  const auto cap = static_cast<std::uint32_t>(s.params.in_flight);
-  if (lane < static_cast<int>(min(f.issued, cap))) wait_landed(s, f.slot, f.phase, lane + 1);
+  if (lane >= s.params.slots || s.issued[lane] == 0) return;
+  while (!mbarrier_try(&s.full[lane], (s.issued[lane] - 1) & 1)) {
+  }
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

@@ -159,8 +159,8 @@ struct Column {
 // `last`: the slots are given back. Apart, one copy a format: code has to be fetched.
 template <int FORMAT>
 __device__ __noinline__ float4 product(Format format, int tiles, int chunk_tiles, int first,
-                                       bool last, Column x, std::uint32_t place, int slot,
-                                       std::uint32_t phase, int step) {
+                                       bool last, Column x, int slot, std::uint32_t wraps,
+                                       int step) {
   Shared& s = shared();
   const int lane = static_cast<int>(threadIdx.x) & 31;
   if constexpr (FORMAT >= 0) format = static_cast<Format>(FORMAT);
@@ -173,11 +173,11 @@ __device__ __noinline__ float4 product(Format format, int tiles, int chunk_tiles
     // Copies land in any order, and a barrier tells only even phases from odd ones: a warp that is
     // ahead must not take the landing of the slot's last copy but one for its own. After giving up
     // nothing is used any more, but lanes stay together.
-    while (static_cast<std::int32_t>(s.issued - place) <= 0) {
+    while (static_cast<std::int32_t>(s.issued[slot] - wraps) <= 0) {
       if (s.abort != 0) break;
     }
     const std::uint32_t full = shared_address(&s.full[slot]);
-    while (!mbarrier_try(full, phase)) {
+    while (!mbarrier_try(full, wraps & 1)) {
       if (s.abort != 0) break;
     }
     const int n = min(tiles, chunk_tiles);
@@ -197,8 +197,7 @@ __device__ __noinline__ float4 product(Format format, int tiles, int chunk_tiles
     if (last && lane == 0) mbarrier_arrive(&s.empty[slot]);
     if (tiles == 0) break;
     slot += step;
-    place += static_cast<std::uint32_t>(step);
-    wrap_slot(s.params.slots, slot, phase);
+    wrap_slot(s.params.slots, slot, wraps);
   }
   if (format == Format::kMXFP4) {
     return {fp4[0] * kPostE2M1, fp4[1] * kPostE2M1, fp4[2] * kPostE2M1, fp4[3] * kPostE2M1};
@@ -223,8 +222,8 @@ __device__ __forceinline__ void item_products(Context& c, const Run& run, int be
     const int n = min(round, items - base);
     if (mine < n) {
       int slot = c.slot + mine;
-      std::uint32_t phase = c.phase;
-      wrap_slot(c.slots, slot, phase);
+      std::uint32_t wraps = c.wraps;
+      wrap_slot(c.slots, slot, wraps);
       const int item = base + mine;
       const int unit = begin + (item >> run.log_items);
       Column x = x_of(unit);
@@ -236,12 +235,11 @@ __device__ __forceinline__ void item_products(Context& c, const Run& run, int be
       for (int k = 0; k < span; ++k, x.offset += part_bytes) {
         store(unit, part + k,
               product<K::kFormat>(K::format(m), K::tiles(m), K::chunk_tiles(m), k * K::tiles(m),
-                                  k + 1 == span, x, c.place + mine, slot, phase, n));
+                                  k + 1 == span, x, slot, wraps, n));
       }
     }
     c.slot += n * K::chunks(m);
-    c.place += static_cast<std::uint32_t>(n * K::chunks(m));
-    wrap_slot(c.slots, c.slot, c.phase);
+    wrap_slot(c.slots, c.slot, c.wraps);
   }
   c.turn = (c.turn + items) & (round - 1);
 }
@@ -254,10 +252,10 @@ __device__ __forceinline__ Column column(const Context& c, int row_bytes, int ro
 
 // Sums kept until all parts are there: half c.half, entry, row, column.
 __device__ __forceinline__ float* red_half(const Context& c) {
-  return c.red + c.half * (c.p.red_entries * 16 * c.p.red_columns);
+  return c.red + c.half * (red_entries_of(c.p) * 16 * red_columns_of(c.p));
 }
 __device__ __forceinline__ void keep_sums(const Context& c, float* red, int entry, float4 v) {
-  const int width = c.p.red_columns;
+  const int width = red_columns_of(c.p);
   const int at = 2 * (c.lane & 3);
   if (at >= width) return;
   float* to = red + (entry * 16 + (c.lane >> 2)) * width + at;
@@ -280,7 +278,7 @@ __device__ __forceinline__ void share_product(Context& c, const Matrix& m, int c
   const int parts = m.parts;
   const int own = c.lane >> 2;
   const Run run = share_of(m, c.block, c.blocks);
-  const int width = c.p.red_columns;
+  const int width = red_columns_of(c.p);
   const int log_parts = 31 - __clz(parts);
   const int log_width = 31 - __clz(width);
   const Column x = column(c, m.row_bytes, own, own < columns);

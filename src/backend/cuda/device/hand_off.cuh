@@ -11,8 +11,8 @@ __device__ __forceinline__ int arrivals(int stage) {
   const Shared& s = shared();
   const Shape& shape = s.params.shape;
   int units = blocks_of_rank();
-  if (stage == kAttend) units = s.step.rows * shape.kv_heads * s.step.max_chunks[1];
-  if (stage == kMerge) units = s.step.rows * shape.heads;
+  if (stage == kAttend) units = rows_of(s.step) * shape.kv_heads * s.step.max_chunks[1];
+  if (stage == kMerge) units = rows_of(s.step) * shape.heads;
   if (stage == kRouter) {
     const Matrix& m = s.layers[0].router;
     units = m.row_groups << m.log_items;

@@ -57,17 +57,39 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
       entry = layer.index_cache + (page * kPageTokens + slot) * dim * (fp8 ? 1 : 2);
     }
   }
-  const float* x = p.projected + static_cast<std::int64_t>(row) * s.projected + from;
+  const float* x = p.projected + static_cast<std::int64_t>(row) * p.projected_stride + from;
+  const std::int64_t part_stride = static_cast<std::int64_t>(kMaxRows) * p.projected_stride;
   float v[4];
   float w[4];
   float cosine[4] = {1, 1, 1, 1};
   float sine[4] = {};
   const int half = rotary_of(s) / 2;
   float sum = 0;
+  // The parts of dims 4 lane and three more, in the fixed tree; then a lane has every 32nd dim.
+  float* y = sums_of(p) + threadIdx.x / 32 * 128;
+  if (4 * lane < dim) {
+    float4 part[kProjectionParts];
+#pragma unroll
+    for (int k = 0; k < kProjectionParts; ++k) {
+      part[k] = __ldcg(reinterpret_cast<const float4*>(x + k * part_stride) + lane);
+    }
+    float4 scale = {1, 1, 1, 1};
+    if (layer.qkv.row_scale != nullptr) {
+      scale = __ldg(reinterpret_cast<const float4*>(layer.qkv.row_scale + from) + lane);
+    }
+    const auto total = [&](float float4::*f) {
+      return ((part[0].*f + part[1].*f) + (part[2].*f + part[3].*f)) +
+             ((part[4].*f + part[5].*f) + (part[6].*f + part[7].*f));
+    };
+    reinterpret_cast<float4*>(y)[lane] = {
+        total(&float4::x) * scale.x, total(&float4::y) * scale.y, total(&float4::z) * scale.z,
+        total(&float4::w) * scale.w};
+  }
+  __syncwarp();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int d = lane + 32 * i;
-    v[i] = d < dim ? load_l2(x + d) : 0.0F;
+    v[i] = d < dim ? y[d] : 0.0F;
     w[i] = norm != nullptr && d < dim
                ? __uint_as_float(static_cast<std::uint32_t>(__ldg(norm + d)) << 16)
                : 0.0F;
@@ -83,8 +105,8 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
     sum = warp_sum(sum);
     const float factor =
         __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(sum, static_cast<float>(dim)) + s.eps));
-    // Pairs lie `half` columns apart, in whatever lane: through shared memory.
-    float* y = sums_of(p) + threadIdx.x / 32 * 128;
+    // Pairs lie `half` columns apart, in whatever lane.
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; ++i) y[lane + 32 * i] = (v[i] * factor) * (1.0F + w[i]);
     __syncwarp();
@@ -98,8 +120,8 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
         v[i] = y[d] * cosine[i] + y[d - half] * sine[i];
       }
     }
-    __syncwarp();
   }
+  __syncwarp();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int d = lane + 32 * i;
@@ -172,6 +194,28 @@ __device__ __forceinline__ void score_keys(Context& c, int row, int group,
   }
 }
 
+// Asks the second-level cache for the index keys that this block will score: their addresses are
+// known before the projections are.
+__device__ __forceinline__ void prefetch_keys(const State& state) {
+  const Context c = open_context(state);
+  const Shape& s = c.p.shape;
+  const StepRows& step = c.step();
+  if (step.score == 0) return;
+  const int groups = step.max_groups;
+  const int bytes = index_dim_of(s) * (index_fp8_of(s) != 0 ? 1 : 2);  // of a key
+  const Share mine(rows_of(step) * groups, c.block, c.blocks);
+#pragma unroll 1
+  for (int task = mine.begin + c.warp; task < mine.end; task += kWarps) {
+    const int row = row_of_task(task, groups);
+    const int group = task - row * groups;
+    if (group > step.position[row] / 16) continue;
+    const std::int64_t page = table_of(c.p, step, row)[group / 8];
+    const unsigned char* keys =
+        c.layer().index_cache + (page * kPageTokens + group % 8 * 16) * static_cast<std::int64_t>(bytes);
+    for (int at = c.lane * 128; at < 16 * bytes; at += 32 * 128) prefetch_l2(keys + at);
+  }
+}
+
 // Queries, keys and values of all rows are dealt out over the blocks. A block scores a contiguous
 // run of (row, 16 keys); it makes the index queries of its rows itself, and whatever index key of
 // this step lies in its run (several blocks may store the same bytes), so scoring waits for no
@@ -184,29 +228,30 @@ __device__ __forceinline__ void heads_stage(Context& c) {
   const bool score = sparse && step.score != 0;
   const int groups = step.max_groups;
   const int first_index = s.heads + 2 * s.kv_heads;
-  const Share mine(score ? step.rows * groups : 0, c.block, c.blocks);
-  const int first_row = mine.count() > 0 ? mine.begin / groups : 0;
-  const int end_row = mine.count() > 0 ? (mine.end - 1) / groups + 1 : 0;
+  const Share mine(score ? rows_of(step) * groups : 0, c.block, c.blocks);
+  const int first_row = mine.count() > 0 ? row_of_task(mine.begin, groups) : 0;
+  const int end_row = mine.count() > 0 ? row_of_task(mine.end - 1, groups) + 1 : 0;
   auto* queries = reinterpret_cast<std::uint16_t*>(c.x);  // [row][index head][dim]
   const int per_query = index_dim_of(s);
   // Jobs of this block, one a warp in turn: index queries, queries, keys and values, index keys.
   const int index_jobs = (end_row - first_row) * s.index_heads;
   const int per_row = first_index + (sparse && !score ? 1 : 0);
-  const int all = step.rows * per_row;
+  const int all = rows_of(step) * per_row;
   const int head_jobs = over_blocks(all - c.block + c.blocks - 1);
-  const int key_jobs = score ? step.rows : 0;
+  const int key_jobs = score ? rows_of(step) : 0;
 #pragma unroll 1
   for (int job = c.warp; job < index_jobs + head_jobs + key_jobs; job += kWarps) {
     int row = 0;
     int head = 0;
     std::uint16_t* query = nullptr;
     if (job < index_jobs) {
-      row = first_row + job / s.index_heads;
-      head = first_index + job % s.index_heads;
+      const int own = row_of_task(job, s.index_heads);
+      row = first_row + own;
+      head = first_index + job - own * s.index_heads;
       query = queries + job * per_query;
     } else if (job < index_jobs + head_jobs) {
       const int task = c.block + (job - index_jobs) * c.blocks;
-      row = task / per_row;
+      row = row_of_task(task, per_row);
       head = task - row * per_row;
       if (head == first_index) head += s.index_heads;
     } else {
@@ -225,7 +270,7 @@ __device__ __forceinline__ void heads_stage(Context& c) {
   sync(c);
 #pragma unroll 1
   for (int task = mine.begin + c.warp; task < mine.end; task += kWarps) {
-    const int row = task / groups;
+    const int row = row_of_task(task, groups);
     const int group = task - row * groups;
     if (group <= step.position[row] / 16) {
       score_keys(c, row, group, queries + (row - first_row) * s.index_heads * per_query);

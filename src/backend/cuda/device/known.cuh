@@ -8,15 +8,32 @@
 #include "backend/cuda/m3_shape.h"
 #include "backend/cuda/params.h"
 
-// kernels_m3.cu defines both.
+// The units of the kernels for M3 define all three.
 #ifndef MONOLAYER_KERNELS
 #define MONOLAYER_KERNELS generic
 #define MONOLAYER_KERNELS_M3 false
+#define MONOLAYER_KERNELS_ROWS 16
 #endif
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 inline constexpr bool kM3 = MONOLAYER_KERNELS_M3;
+// Most rows of a step that these kernels take; those for one row know that it is one.
+inline constexpr int kMostRows = MONOLAYER_KERNELS_ROWS;
+inline constexpr bool kOneRow = kMostRows == 1;
+inline constexpr bool kOnePass = kMostRows <= kColumns;
+
+__device__ __forceinline__ int rows_of(const StepRows& s) { return kOneRow ? 1 : s.rows; }
+// Row of a task, of which every row has `per_row`.
+__device__ __forceinline__ int row_of_task(int task, int per_row) {
+  return kOneRow ? 0 : task / per_row;
+}
+__device__ __forceinline__ int red_columns_of(const Params& p) {
+  return kM3 ? red_columns(kMostRows) : p.red_columns;
+}
+__device__ __forceinline__ int red_entries_of(const Params& p) {
+  return kM3 ? red_entries(kMostRows) : p.red_entries;
+}
 
 __device__ __forceinline__ int hidden_of(const Shape& s) { return kM3 ? 6144 : s.hidden; }
 __device__ __forceinline__ int head_dim_of(const Shape& s) { return kM3 ? 128 : s.head_dim; }

@@ -14,7 +14,7 @@ __device__ __forceinline__ void activate(const Context& c, const Run& run, int f
   const Shape& s = c.p.shape;
   const int parts = wide_parts(m);
   const int log_parts = 31 - __clz(parts);
-  const int width = c.p.red_columns;
+  const int width = red_columns_of(c.p);
   const int log_width = 31 - __clz(width);
   const int total = units * 8 * width * parts;
 #pragma unroll 1
@@ -59,7 +59,7 @@ __device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool b
   const Table& t = c.s.table;
   const int parts = wide_parts(m);
   const int own = c.lane >> 2;
-  const int half_floats = c.p.red_entries * 16 * c.p.red_columns;
+  const int half_floats = red_entries_of(c.p) * 16 * red_columns_of(c.p);
 #pragma unroll 1
   for (int first = 0;; first += run.batch, ++c.batches) {
     const int half = static_cast<int>(c.batches & 1);
@@ -98,16 +98,16 @@ __device__ __forceinline__ void gate_up_passes(Context& c, bool routed) {
   const Layer& layer = c.layer();
   const Table& t = c.s.table;
   const Matrix& m = routed ? layer.gate_up : layer.shared_gate_up;
-  const int rows = c.step().rows;
-  const bool by_slot = rows <= kColumns;
-  const bool staged = by_slot && c.staged == Layout(m).id();
+  const int rows = c.rows();
+  const bool by_slot = kOnePass || rows <= kColumns;
   gate_up_runs(
       m, routed ? t.shared_passes : 0, routed ? t.passes : t.shared_passes,
       routed ? layer.shared_gate_up.row_groups : 0, rows, c.block, c.blocks, [&](const Run& run) {
-        if (!staged) {
+        if (!by_slot || c.staged != Layout(m).id()) {
           const int pass = run.place(0).pass;
           stage_norm(m, c.p.middle, layer.post_norm, by_slot ? rows : t.count[pass],
                      by_slot ? Rows{0, nullptr} : Rows{t.first[pass], t.slot_row}, nullptr);
+          if (by_slot) c.staged = Layout(m).id();
         }
         gate_up_units(c, run, by_slot);
       });
@@ -125,7 +125,8 @@ __device__ __forceinline__ void gate_up_half(Context& c) {
   gate_up_passes(c, c.routed != 0);
   if (c.routed == 0) return;
   c.staged = -1;
-  if (c.block == 0) {
+  // For the launch after this one, and for whoever looks.
+  if (c.block == 0 && c.p.first_layer + c.layers_done + 1 == c.p.last_layer) {
 #pragma unroll 1
     for (int i = c.thread; i < static_cast<int>(sizeof(Table) / 4); i += kThreads) {
       reinterpret_cast<std::uint32_t*>(c.p.table)[i] =
@@ -151,23 +152,94 @@ __device__ __forceinline__ float add_experts(const Context& c, const float* prod
                                              int part, int parts, int i, int first_slot,
                                              int end_slot, float sum) {
   const Table& t = c.s.table;
-  const int chosen = c.layer().moe != 0 ? chosen_of(c.p.shape) : 0;
-  const int shared = chosen + (c.layer().shared_gate_up.row_groups > 0 ? 1 : 0);
+  const int chosen = kM3 || c.layer().moe != 0 ? chosen_of(c.p.shape) : 0;
+  const int shared = chosen + (kM3 || c.layer().shared_gate_up.row_groups > 0 ? 1 : 0);
 #pragma unroll 1
   for (int k = 0; k < shared; ++k) {
-    const int slot = k < chosen ? t.slot_of[row][k] : c.step().rows * chosen + row;
+    const int slot = k < chosen ? t.slot_of[row][k] : c.rows() * chosen + row;
     if (slot < first_slot || slot >= end_slot) continue;
     sum = fmaf(t.slot_weight[slot], products[((slot - first_slot) * parts + part) * 16 + i], sum);
   }
   return sum;
 }
 
-// Sums over a row's experts, eighth by eighth, then the tree, with peers that of all ranks, one
-// rounding, and the residual.
-__device__ __forceinline__ void down_stage(Context& c) {
+// One row whose experts all fit: what down_stage does, without batches of experts.
+__device__ __forceinline__ void down_row(Context& c, int together) {
   const Layer& layer = c.layer();
   const Table& t = c.s.table;
-  const int rows = c.step().rows;
+  const int hidden = hidden_of(c.p.shape);
+  const int parts = layer.down.parts;
+  const int log_parts = 31 - __clz(parts);
+  const int row_bytes = layer.down.row_bytes;
+  const int slots = t.slots;
+  float* products = c.red;  // [group][slot][part][16]
+  const Layout layout(layer.down);
+  stage_rows(c, layout, row_bytes, 0, slots, [&](int r) {
+    return c.p.mid + static_cast<std::int64_t>(r) * c.p.shape.mid_width;
+  });
+  const Share mine(layer.down.row_groups, c.block, c.blocks);
+  // What the first sums are added to, asked for early.
+  const int early = mine.begin * 16 + (c.thread >> log_parts);
+  const float residual = early < mine.end * 16 && early < hidden ? load_bf16(c.p.middle + early) : 0;
+  wait_copies();
+  sync(c);
+#pragma unroll 1
+  for (int g = mine.begin; g < mine.end; g += together) {
+    if (g != mine.begin) sync(c);  // whoever still reads the products
+    const DownBatch batch{g, min(together, mine.end - g), 0, t.passes, 0, slots, true};
+#pragma unroll 1
+    for (int which = 0; which < 2; ++which) {
+      const Run run = batch.run(layer, t, which);
+      item_products<DownKind>(
+          c, run, 0, run.units,
+          [&](int unit) {
+            const int first = t.first[run.place(unit).pass];
+            return column(c, row_bytes, first, c.lane < 4);
+          },
+          [&](int unit, int part, float4 v) {
+            if ((c.lane & 3) != 0) return;
+            const Run::Place place = run.place(unit);
+            float* to = products +
+                        (((place.group - g) * slots + t.first[place.pass]) * parts + part) * 16 +
+                        (c.lane >> 2);
+            to[0] = v.x;
+            to[8] = v.z;
+          });
+    }
+    sync(c);
+    const int total = batch.groups * 16 * parts;
+#pragma unroll 1
+    for (int i = c.thread; (i & ~31) < total; i += kThreads) {
+      const int part = i & (parts - 1);
+      const int at = i >> log_parts;
+      float sum = 0;
+      if (i < total) {
+        const float* from = products + ((at >> 4) * slots * parts + part) * 16 + (at & 15);
+#pragma unroll
+        for (int k = 0; k <= chosen_of(c.p.shape); ++k) {
+          sum = fmaf(t.slot_weight[k], from[k * parts * 16], sum);
+        }
+      }
+      sum = add_parts(parts, sum);
+      const int out = g * 16 + at;
+      if (i >= total || part != 0 || out >= hidden) continue;
+      if (has_peers()) {
+        publish(kMlpSite, c.p.first_layer + c.layers_done, 0, out, sum);
+        continue;
+      }
+      const float before =
+          g == mine.begin && i < kThreads ? residual : load_bf16(c.p.middle + out);
+      c.p.hidden[out] = to_bf16(before + round_bf16(sum));
+    }
+  }
+}
+
+// Sums over a row's experts, eighth by eighth, then the tree, with peers that of all ranks, one
+// rounding, and the residual.
+__device__ __forceinline__ void down_rows(Context& c) {
+  const Layer& layer = c.layer();
+  const Table& t = c.s.table;
+  const int rows = c.rows();
   const int hidden = hidden_of(c.p.shape);
   const int own = c.lane >> 2;
   const Matrix& shape = layer.moe != 0 ? layer.down : layer.shared_down;
@@ -177,7 +249,6 @@ __device__ __forceinline__ void down_stage(Context& c) {
   const int routed_end = routed_slots(c.s, layer);
   float* products = c.red;  // [group][slot][part][16]
   int staged = -1;
-  if (has_peers() && !may_exchange(kMlpSite, c.p.first_layer + c.layers_done, kDown)) return;
   down_batches(c.p, layer, t, c.block, c.blocks, [&](const DownBatch& batch) {
     const int first_slot = batch.first_slot;
     const int slots = batch.end_slot - first_slot;
@@ -267,6 +338,16 @@ __device__ __forceinline__ void down_stage(Context& c) {
       c.p.hidden[place] = to_bf16(load_bf16(c.p.middle + place) + round_bf16(sum));
     }
   });
+}
+
+__device__ __forceinline__ void down_stage(Context& c) {
+  const Layer& layer = c.layer();
+  if (has_peers() && !may_exchange(kMlpSite, c.p.first_layer + c.layers_done, kDown)) return;
+  if (const int together = down_groups_of_row(c.p, layer, c.s.table); together > 0) {
+    down_row(c, together);
+  } else {
+    down_rows(c);
+  }
   if (has_peers()) {
     collect_share(kMlpSite, c.p.first_layer + c.layers_done, kDown,
                   (layer.moe != 0 ? layer.down : layer.shared_down).row_groups, nullptr);

@@ -13,13 +13,10 @@ __device__ __forceinline__ float load_bf16(const std::uint16_t* p) { return valu
 __device__ __forceinline__ std::uint16_t to_bf16(float x) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
-__device__ __forceinline__ float row_factor(const float* scales, int row) {
-  return scales != nullptr ? __ldg(scales + row) : 1.0F;
-}
 
 __device__ __forceinline__ void embed_stage(Context& c) {
   const int vectors = hidden_of(c.p.shape) / 8;
-  for (int i = c.block * kThreads + c.thread; i < c.step().rows * vectors;
+  for (int i = c.block * kThreads + c.thread; i < c.rows() * vectors;
        i += c.blocks * kThreads) {
     const int row = i / vectors;
     reinterpret_cast<uint4*>(c.p.hidden)[i] =
@@ -28,17 +25,47 @@ __device__ __forceinline__ void embed_stage(Context& c) {
   }
 }
 
+// Sums of this block's items, items dealt out whatever row group they belong to: every warp stores
+// its own, and whoever reads them adds the parts. to(part, column, row of the matrix).
+template <typename K, typename T>
+__device__ __forceinline__ void scattered_product(Context& c, const Matrix& m, int columns,
+                                                  T&& to) {
+  const Run run = items_of(m, c.block, c.blocks);
+  const int own = c.lane >> 2;
+  const int mask = (1 << m.log_items) - 1;
+  const auto first_part = [&](int unit) { return ((run.begin + unit) & mask) * K::span(m); };
+  const Column x = column(c, m.row_bytes, own, own < columns);
+  item_products<K>(
+      c, run, 0, run.units,
+      [&](int unit) {
+        const int offset = x.stride != 0 ? first_part(unit) * m.part_cols * 2 : 0;
+        return Column{x.offset + offset, x.stride};
+      },
+      [&](int unit, int part, float4 v) {
+        const int column_of = 2 * (c.lane & 3);
+        const int row = (run.begin + unit >> m.log_items) * 16 + own;
+        const auto store = [&](int which, float low, float high) {
+          if (which >= columns) return;
+          float* at = to(first_part(unit) + part, which, row);
+          at[0] = low;
+          at[8] = high;
+        };
+        store(column_of, v.x, v.z);
+        if (!kOneRow) store(column_of + 1, v.y, v.w);
+      });
+}
+
 __device__ __forceinline__ void qkv_stage(Context& c) {
   const Matrix& m = c.layer().qkv;
 #pragma unroll 1
-  for (int first = 0; first < c.step().rows; first += kColumns) {
-    const int n = min(kColumns, c.step().rows - first);
+  for (int first = 0; first < pass_rows(c); first += kColumns) {
+    const int n = min(kColumns, c.rows() - first);
     stage_norm(m, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr}, nullptr);
-    share_product<ProjectionKind>(c, m, n, [&](int group, int i, int column_of, float sum) {
-      const int out = group * 16 + i;
-      if (out >= c.p.shape.projected) return;
-      c.p.projected[static_cast<std::int64_t>(first + column_of) * c.p.shape.projected + out] =
-          sum * row_factor(m.row_scale, out);
+    scattered_product<ProjectionKind>(c, m, n, [&](int part, int column_of, int row) {
+      return c.p.projected +
+             static_cast<std::int64_t>(part * kMaxRows + first + column_of) *
+                 c.p.projected_stride +
+             row;
     });
   }
 }
@@ -51,8 +78,8 @@ __device__ __forceinline__ void output_stage(Context& c) {
   const int layer = c.p.first_layer + c.layers_done;
   if (has_peers() && !may_exchange(kAttentionSite, layer, kOutput)) return;
 #pragma unroll 1
-  for (int first = 0; first < c.step().rows; first += kColumns) {
-    const int n = min(kColumns, c.step().rows - first);
+  for (int first = 0; first < pass_rows(c); first += kColumns) {
+    const int n = min(kColumns, c.rows() - first);
     sync(c);
     clear_rows(c.x, layout, n);
     stage_rows(c, layout, layout.row_bytes, 0, n,
@@ -74,36 +101,18 @@ __device__ __forceinline__ void output_stage(Context& c) {
   if (has_peers()) collect_share(kAttentionSite, layer, kOutput, m.row_groups, m.row_scale);
 }
 
-// Partial logits of this block's items; every warp stores its own.
+// Partial logits.
 __device__ __forceinline__ void router_stage(Context& c) {
   const Matrix& m = c.layer().router;
-  const Run run = items_of(m, c.block, c.blocks);
-  const int own = c.lane >> 2;
-  const int mask = (1 << m.log_items) - 1;
-  const auto first_part = [&](int unit) { return ((run.begin + unit) & mask) * m.span; };
 #pragma unroll 1
-  for (int first = 0; first < c.step().rows; first += kColumns) {
-    const int n = min(kColumns, c.step().rows - first);
+  for (int first = 0; first < pass_rows(c); first += kColumns) {
+    const int n = min(kColumns, c.rows() - first);
     stage_norm(m, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr}, nullptr);
-    const Column x = column(c, m.row_bytes, own, own < n);
-    item_products<RouterKind>(
-        c, run, 0, run.units,
-        [&](int unit) {
-          const int offset = x.stride != 0 ? first_part(unit) * m.part_cols * 2 : 0;
-          return Column{x.offset + offset, x.stride};
-        },
-        [&](int unit, int part, float4 v) {
-          const int stride = 16 * m.row_groups;
-          const int column_of = 2 * (c.lane & 3);
-          float* to = c.p.router +
-                      ((first_part(unit) + part) * kMaxRows + first + column_of) * stride +
-                      (run.begin + unit >> m.log_items) * 16 + own;
-          if (column_of < n) to[0] = v.x, to[8] = v.z;
-          to += stride;
-          if (column_of + 1 < n) to[0] = v.y, to[8] = v.w;
-        });
+    scattered_product<RouterKind>(c, m, n, [&](int part, int column_of, int row) {
+      return c.p.router + (part * kMaxRows + first + column_of) * 16 * m.row_groups + row;
+    });
   }
-  c.staged = c.step().rows <= kColumns ? Layout(m).id() : -1;
+  c.staged = kOnePass || c.rows() <= kColumns ? Layout(m).id() : -1;
 }
 
 __device__ __forceinline__ void head_stage(Context& c) {

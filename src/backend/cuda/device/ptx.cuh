@@ -33,7 +33,16 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint32_t address) {
 __device__ __forceinline__ void mbarrier_arrive(std::uint64_t* b) {
   mbarrier_arrive(shared_address(b));
 }
-// Whether the phase of this parity has completed; may suspend the thread for a while.
+// Whether the phase of this parity has completed; the second may suspend the thread for a while.
+__device__ __forceinline__ bool mbarrier_test(std::uint32_t address, std::uint32_t parity) {
+  std::uint32_t done = 0;
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(address), "r"(parity)
+      : "memory");
+  return done != 0;
+}
 __device__ __forceinline__ bool mbarrier_try(std::uint32_t address, std::uint32_t parity) {
   std::uint32_t done = 0;
   asm volatile(
@@ -46,13 +55,19 @@ __device__ __forceinline__ bool mbarrier_try(std::uint32_t address, std::uint32_
 __device__ __forceinline__ bool mbarrier_try(std::uint64_t* b, std::uint32_t parity) {
   return mbarrier_try(shared_address(b), parity);
 }
+// For what is read once: the second-level cache drops it first.
+__device__ __forceinline__ std::uint64_t read_once_policy() {
+  std::uint64_t policy = 0;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 // `bytes` a multiple of 16, both addresses 16-byte aligned.
 __device__ __forceinline__ void bulk_copy(void* to, const void* from, std::uint32_t bytes,
-                                          std::uint64_t* b) {
+                                          std::uint64_t* b, std::uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-      "[%3];" ::"r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(b))
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(b)), "l"(policy)
       : "memory");
 }
 

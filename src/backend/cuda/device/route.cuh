@@ -75,24 +75,38 @@ __device__ __forceinline__ void route_row(Context& c, int row) {
   }
   // Ascending ids: the rank of each choice, then the sum in that order.
   int rank = 0;
-#pragma unroll 1
+#pragma unroll(kM3 ? 4 : 1)
   for (int k = 0; k < chosen_of(s); ++k)
     rank += __shfl_sync(0xFFFFFFFFU, own_id, k) < own_id ? 1 : 0;
   float sum = 0;
-#pragma unroll 1
+#pragma unroll(kM3 ? 4 : 1)
   for (int k = 0; k < chosen_of(s); ++k) {
     const unsigned holder = __ballot_sync(0xFFFFFFFFU, c.lane < chosen_of(s) && rank == k);
     sum += __shfl_sync(0xFFFFFFFFU, own_weight, __ffs(static_cast<int>(holder)) - 1);
   }
-  if (c.lane < chosen_of(s)) {
-    c.s.table.chosen[row][rank] = own_id;
-    c.s.route_weight[row][rank] = s.routed_scale * __fdiv_rn(own_weight, sum);
+  if (c.lane >= chosen_of(s)) return;
+  Table& t = c.s.table;
+  const float weight = s.routed_scale * __fdiv_rn(own_weight, sum);
+  t.chosen[row][rank] = own_id;
+  if (!kOneRow) {
+    c.s.route_weight[row][rank] = weight;
+    c.s.experts[row * chosen_of(s) + rank] = static_cast<std::uint8_t>(own_id);
+    return;
   }
+  // One row: its choices are the slots, and a pass each.
+  const int pass = t.shared_passes + rank;
+  t.slot_of[0][rank] = rank;
+  t.slot_row[rank] = 0;
+  t.slot_weight[rank] = weight;
+  t.expert[pass] = static_cast<std::int16_t>(own_id);
+  t.first[pass] = static_cast<std::int16_t>(rank);
+  t.count[pass] = 1;
+  if (rank == 0) t.passes = t.shared_passes + chosen_of(s);
 }
 
 // The shared expert's part of the table: known before any routing.
 __device__ __forceinline__ void share_table(Context& c) {
-  const int rows = c.step().rows;
+  const int rows = c.rows();
   const int first = routed_slots(c.s, c.layer());
   const bool shared = c.layer().shared_gate_up.row_groups > 0;
   Table& t = c.s.table;
@@ -115,11 +129,27 @@ __device__ __forceinline__ void share_table(Context& c) {
 // Fills the routed part and hands the table to the feeding warp. A thread has one (row, choice):
 // its slot is the number of choices before it, by expert, then row.
 __device__ __forceinline__ void build_table(Context& c) {
-  const int rows = c.step().rows;
-  const bool moe = c.layer().moe != 0;
+  if (kM3 && kOneRow) {
+    if (c.warp == 0) {
+      route_row(c, 0);
+      __syncwarp();
+      if (c.lane == 0) mbarrier_arrive(&c.s.routed);
+    }
+    sync(c);
+    return;
+  }
+  const int rows = c.rows();
+  const bool moe = kM3 || c.layer().moe != 0;
   const int chosen = moe ? chosen_of(c.p.shape) : 0;
   const int choices = rows * chosen;
   Table& t = c.s.table;
+  if (c.thread < 4) {
+    // What fills the last word is no choice: after all experts, and begins nothing.
+    if (choices + c.thread < kMaxRows * kMaxChosen) {
+      c.s.experts[choices + c.thread] = 0xFF;
+      c.s.begins[choices + c.thread] = 0;
+    }
+  }
   if (moe) {
 #pragma unroll 1
     for (int row = c.warp; row < rows; row += kWarps) route_row(c, row);
@@ -128,23 +158,29 @@ __device__ __forceinline__ void build_table(Context& c) {
   const int row = choices > 0 ? c.thread / chosen : 0;
   const int k = c.thread - row * chosen;
   const int shared_passes = t.shared_passes;
+  // Choices before this one, by expert, then row; experts are bytes, four a word.
+  constexpr int kWords = kMaxRows * kMaxChosen / 4;
+  const int words = (choices + 3) / 4;
+  const std::uint32_t own = c.s.experts[c.thread < choices ? c.thread : 0] * 0x01010101U;
+  const auto earlier_rows = [&](int word) {  // a mask of the choices of rows before this one
+    const int count = row * chosen - 4 * word;
+    return count >= 4 ? 0xFFFFFFFFU : count <= 0 ? 0U : (1U << 8 * count) - 1;
+  };
+  const auto* experts = reinterpret_cast<const std::uint32_t*>(c.s.experts);
   int slot = 0;
   int earlier = 0;  // of the same expert
   int together = 0;
-  int expert = -1;
   if (c.thread < choices) {
-    expert = t.chosen[row][k];
-#pragma unroll 1
-    for (int r = 0; r < rows; ++r) {
-#pragma unroll 1
-      for (int i = 0; i < chosen; ++i) {
-        const int other = t.chosen[r][i];
-        slot += other < expert || (other == expert && r < row) ? 1 : 0;
-        earlier += other == expert && r < row ? 1 : 0;
-        together += other == expert ? 1 : 0;
-      }
+#pragma unroll 4
+    for (int word = 0; word < min(words, kWords); ++word) {
+      const std::uint32_t others = experts[word];
+      const std::uint32_t same = __vcmpeq4(others, own);
+      const std::uint32_t before = same & earlier_rows(word);
+      slot += __popc(__vcmpltu4(others, own) | before) / 8;
+      earlier += __popc(before) / 8;
+      together += __popc(same) / 8;
     }
-    c.s.same[c.thread] = earlier;
+    c.s.begins[c.thread] = earlier % kColumns == 0 ? 0xFF : 0;
     t.slot_of[row][k] = slot;
     t.slot_row[slot] = row;
     t.slot_weight[slot] = c.s.route_weight[row][k];
@@ -152,19 +188,19 @@ __device__ __forceinline__ void build_table(Context& c) {
   sync(c);
   // Every eighth slot of an expert begins a pass.
   if (c.thread < choices) {
+    const auto* begins = reinterpret_cast<const std::uint32_t*>(c.s.begins);
     int pass = shared_passes;
     int all = shared_passes;
-#pragma unroll 1
-    for (int r = 0, i = 0; r < rows; ++r) {
-#pragma unroll 1
-      for (int j = 0; j < chosen; ++j, ++i) {
-        if (c.s.same[i] % kColumns != 0) continue;
-        const int other = t.chosen[r][j];
-        pass += other < expert || (other == expert && r < row) ? 1 : 0;
-        ++all;
-      }
+#pragma unroll 4
+    for (int word = 0; word < min(words, kWords); ++word) {
+      const std::uint32_t others = experts[word];
+      const std::uint32_t begin = begins[word];
+      const std::uint32_t before = __vcmpeq4(others, own) & earlier_rows(word);
+      pass += __popc((__vcmpltu4(others, own) | before) & begin) / 8;
+      all += __popc(begin) / 8;
     }
     if (earlier % kColumns == 0) {
+      const int expert = t.chosen[row][k];
       t.expert[pass] = static_cast<std::int16_t>(expert);
       t.first[pass] = static_cast<std::int16_t>(slot);
       t.count[pass] = static_cast<std::int16_t>(min(kColumns, together - earlier));

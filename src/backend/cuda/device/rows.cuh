@@ -29,6 +29,10 @@ __device__ __forceinline__ float exponential(float x) {
 }
 __device__ __noinline__ float sigmoid(float x) { return __fdiv_rn(1.0F, 1.0F + exponential(-x)); }
 
+__device__ __forceinline__ float row_factor(const float* scales, int row) {
+  return scales != nullptr ? __ldg(scales + row) : 1.0F;
+}
+
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
   for (int d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xFFFFFFFFU, v, d);
@@ -73,9 +77,75 @@ struct Rows {
   const std::int32_t* list;  // null: rows first, first + 1, ...
   __device__ int operator()(int i) const { return list != nullptr ? list[first + i] : first + i; }
 };
+// The same where no padding lies between parts, up to four rows at a time: they stay in registers,
+// and every warp makes the factors itself.
+__device__ __forceinline__ void norm_in_registers(const std::uint16_t* from,
+                                                  const std::uint16_t* weight, int row_bytes, int n,
+                                                  const Rows& row_of) {
+  constexpr int kTogether = kOneRow ? 1 : 4;
+  Shared& s = shared();
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int hidden = hidden_of(s.params.shape);
+  const bool second = thread + kThreads < hidden / 8;
+  const auto* scale = reinterpret_cast<const uint4*>(weight) + thread;
+  uint4 w[2] = {};
+  w[0] = __ldg(scale);
+  if (second) w[1] = __ldg(scale + kThreads);
+  unsigned char* x = memory + kFixedBytes + s.params.slots * kSlotBytes + thread * 16;
+#pragma unroll 1
+  for (int first = 0; first < n; first += kTogether) {
+    uint4 v[kTogether][2] = {};
+    float sum[kTogether] = {};
+#pragma unroll
+    for (int r = 0; r < kTogether; ++r) {
+      if (first + r >= n) continue;
+      const auto* row = reinterpret_cast<const uint4*>(
+                            from + static_cast<std::int64_t>(row_of(first + r)) * hidden) +
+                        thread;
+      v[r][0] = load_l2(row);
+      if (second) v[r][1] = load_l2(row + kThreads);
+    }
+#pragma unroll
+    for (int r = 0; r < kTogether; ++r) {
+      sum[r] = squares(v[r][0], 0);
+      if (second) sum[r] = squares(v[r][1], sum[r]);
+      sum[r] = warp_sum(sum[r]);
+      if (lane == 0) s.sums[first + r][thread / 32] = sum[r];
+    }
+    sync();
+    float factor[(kTogether + 1) / 2];
+#pragma unroll
+    for (int k = 0; k < (kTogether + 1) / 2; ++k) {
+      // Half a warp a row.
+      const int row = first + (kOneRow ? 0 : 2 * k + lane / kWarps);
+      float total = s.sums[row][lane % kWarps];
+#pragma unroll
+      for (int d = 1; d < kWarps; d <<= 1) total += __shfl_xor_sync(0xFFFFFFFFU, total, d);
+      // Rows are staged scaled by a power of two, which commutes with every rounding.
+      factor[k] = __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(total, static_cast<float>(hidden)) +
+                                             s.params.shape.eps)) *
+                  kActivationScale;
+    }
+#pragma unroll
+    for (int r = 0; r < kTogether; ++r) {
+      const float f = __shfl_sync(0xFFFFFFFFU, factor[r / 2], r % 2 * kWarps);
+      if (first + r >= n) continue;
+      auto* to = reinterpret_cast<uint4*>(x + (first + r) * row_bytes);
+      to[0] = scale_by_norm(v[r][0], w[0], f);
+      if (second) to[kThreads] = scale_by_norm(v[r][1], w[1], f);
+    }
+  }
+  sync();
+}
 __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* from,
                                         const std::uint16_t* weight, int n, Rows row_of,
                                         std::uint16_t* out) {
+  if constexpr (kM3) {
+    if (!kOnePass) sync();  // whoever still reads x
+    norm_in_registers(from, weight, m.row_bytes, n, row_of);
+    return;
+  }
   constexpr int kVectors = (kMaxHidden + kThreads * 8 - 1) / (kThreads * 8);
   const Layout layout(m);
   Shared& s = shared();

@@ -85,6 +85,17 @@ __device__ __noinline__ void select_rounds(const float* scores, int blocks, int 
   }
 }
 
+constexpr int kRanked = 512;  // most blocks whose ranks are counted
+// With the choice come the pages of all blocks, where a block is a page: an address less to wait
+// for.
+__device__ __forceinline__ bool pages_are_known(int position) {
+  return kM3 && position / kPageTokens >= topk_of(shared().params.shape) &&
+         position / kPageTokens < kRanked;
+}
+__device__ __forceinline__ std::int32_t* known_pages(const Context& c) {
+  return reinterpret_cast<std::int32_t*>(c.red);
+}
+
 // Chosen blocks of (row, head), ascending, in s.selected; returns how many. All computing warps;
 // scratch at c.x.
 __device__ __forceinline__ int select_blocks(Context& c, int row, int head) {
@@ -100,11 +111,13 @@ __device__ __forceinline__ int select_blocks(Context& c, int row, int head) {
   const float* scores =
       c.p.scores + (static_cast<std::int64_t>(row) * s.index_heads + head) * c.p.score_stride;
   auto* keys = reinterpret_cast<std::uint64_t*>(c.x);
-  constexpr int kRanked = 512;
   if (blocks <= kRanked) {
     // Rank of every block by counting, eight threads a block.
     auto* chosen = reinterpret_cast<std::uint32_t*>(keys + kRanked);  // a bit each
     const int padded = (blocks + 7) & ~7;
+    if (kM3 && c.thread < blocks) {
+      known_pages(c)[c.thread] = table_of(c.p, c.step(), row)[c.thread];
+    }
     if (c.thread < kRanked / 32) chosen[c.thread] = 0;
     if (c.thread < padded) {
       keys[c.thread] =

@@ -38,7 +38,7 @@ struct Run {
 
 // Row groups whose sums shared memory holds at once.
 __device__ __forceinline__ int groups_at_once(const Matrix& m) {
-  return max(1, shared().params.red_entries / m.parts);
+  return max(1, red_entries_of(shared().params) / m.parts);
 }
 // This block's row groups of a matrix.
 __device__ __forceinline__ Run share_of(const Matrix& m, int block, int blocks) {
@@ -69,7 +69,7 @@ template <typename F>
 __device__ __forceinline__ void gate_up_runs(const Matrix& m, int first, int end, int offset,
                                              int rows, int block, int blocks, F&& f) {
   const int total = (end - first) * m.row_groups;
-  const bool dealt = rows <= kColumns;
+  const bool dealt = kOnePass || rows <= kColumns;
   const Share mine(total, block, blocks);
   int begin = mine.begin;
   int stop = mine.end;
@@ -125,13 +125,21 @@ struct DownBatch {
             m.group_bytes};
   }
 };
+// Whether the experts of one row meet in a single batch of some row groups: then how many of these,
+// otherwise 0.
+__device__ __forceinline__ int down_groups_of_row(const Params& p, const Layer& layer,
+                                                  const Table& t) {
+  if (!kM3 || !kOneRow || p.x_bytes < t.slots * layer.down.row_bytes) return 0;
+  const int sums = 2 * red_entries_of(p) * red_columns_of(p) >> 31 - __clz(layer.down.parts);
+  return sums / t.slots;
+}
 template <typename F>
 __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer, const Table& t,
                                              int block, int blocks, F&& f) {
   const Matrix& shape = layer.moe != 0 ? layer.down : layer.shared_down;
   const Share mine(shape.row_groups, block, blocks);
   const int row_bytes = max(shape.row_bytes, layer.shared_down.row_bytes);
-  const int sums = 2 * p.red_entries * p.red_columns / shape.parts;
+  const int sums = 2 * red_entries_of(p) * red_columns_of(p) / shape.parts;
   const int capacity = min(p.x_bytes / row_bytes, sums);
   const int together = t.slots <= capacity ? max(1, sums / t.slots) : 1;
 #pragma unroll 1

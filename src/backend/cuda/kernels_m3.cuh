@@ -1,13 +1,14 @@
-// Kernels for the layers of MiniMax-M3 as device/known.cuh has them.
-#define MONOLAYER_KERNELS m3
-#define MONOLAYER_KERNELS_M3 true
+// Kernels for the layers of MiniMax-M3 as device/known.cuh has them, for steps of at most
+// MONOLAYER_KERNELS_ROWS rows. Included by one unit for each, which names them.
+#pragma once
+
 #include "backend/cuda/kernel_set.h"
 
 #include "backend/cuda/device/chain.cuh"
 
 namespace monolayer::cuda {
 
-const KernelSet& m3_kernels() {
+const KernelSet& MONOLAYER_KERNEL_SET() {
   namespace k = MONOLAYER_KERNELS;
   static const KernelSet kSet = [] {
     KernelSet set{};
