@@ -448,8 +448,8 @@ int main(int argc, char** argv) {
         "flight %d; stream %.0f GB/s)\n",
         n, experts, bytes / 1e6, native_us, bytes / native_us / 1e3,
         bytes / native_us / 10 / stream_rate, fused_us, bytes / fused_us / 1e3,
-        bytes / fused_us / 10 / stream_rate, native_us / fused_us, same ? "yes" : "NO", b.p.slots, b.p.in_flight,
-        stream_rate);
+        bytes / fused_us / 10 / stream_rate, native_us / fused_us, same ? "yes" : "NO", b.p.slots,
+        b.p.in_flight, stream_rate);
     char line[512];
     std::snprintf(line, sizeof line,
                   "%s{\"rows\": %d, \"experts\": %.2f, \"bytes_a_layer\": %.0f, "

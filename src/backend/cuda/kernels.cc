@@ -47,8 +47,8 @@ int shared_memory(const Params& params) {
 }
 
 cudaError_t prepare_kernels(int shared_limit) {
-  for (const KernelSet* set : {&any_kernels(), &m3_kernels_1(), &m3_kernels_4(), &m3_kernels_8(),
-                               &m3_kernels_16()}) {
+  for (const KernelSet* set :
+       {&any_kernels(), &m3_kernels_1(), &m3_kernels_4(), &m3_kernels_8(), &m3_kernels_16()}) {
     for (int i = 0; i <= kStages; ++i) {
       const void* kernel = i < kStages ? set->stages[i] : set->fused;
       if (kernel == nullptr) continue;

@@ -18,9 +18,9 @@ inline constexpr int kMaxHidden = 6144;
 inline constexpr int kMaxRotary = 128;
 inline constexpr int kMaxTopBlocks = 32;
 inline constexpr int kSlotBytes = 12 * 544;  // a slot of the ring: one copy
-inline constexpr int kMaxSlots = 32;  // a lane of the feeding warp each
-inline constexpr int kProjectionParts = 8;  // of the projections' K
-inline constexpr int kRouterParts = 16;  // of a router's K
+inline constexpr int kMaxSlots = 32;         // a lane of the feeding warp each
+inline constexpr int kProjectionParts = 8;   // of the projections' K
+inline constexpr int kRouterParts = 16;      // of a router's K
 
 inline constexpr int kPageTokens = 128;
 
@@ -151,13 +151,13 @@ struct Params {
   std::uint16_t *hidden, *middle;  // [rows, hidden], residual stream before and after attention
   std::uint16_t* normed;           // [rows, hidden], after the final norm
   float* projected;  // [kProjectionParts, kMaxRows, projected_stride], sums of parts, unscaled
-  std::uint16_t* q;                // [rows, heads, head_dim], scaled as products take them
-  float* scores;                   // [rows, index_heads, score_stride], one per 16 keys
-  std::int32_t* block_ids;         // [rows, index_heads, topk]
-  float* partials;                 // [rows, kv_heads, max_chunks, partial_floats()]
-  std::uint16_t* attended;         // [rows, heads * head_dim], scaled
-  float* router;                   // [parts, rows, 16 * row groups]
-  std::uint16_t* mid;              // [slots, mid_width], scaled
+  std::uint16_t* q;  // [rows, heads, head_dim], scaled as products take them
+  float* scores;     // [rows, index_heads, score_stride], one per 16 keys
+  std::int32_t* block_ids;  // [rows, index_heads, topk]
+  float* partials;          // [rows, kv_heads, max_chunks, partial_floats()]
+  std::uint16_t* attended;  // [rows, heads * head_dim], scaled
+  float* router;            // [parts, rows, 16 * row groups]
+  std::uint16_t* mid;       // [slots, mid_width], scaled
   Table* table;
   float* carry;   // [blocks, 16 rows, 16, parts]: a block's own, between batches of down
   float* logits;  // [logit_rows, vocab]
@@ -168,7 +168,7 @@ struct Params {
   std::int32_t first_layer, last_layer;  // of a run
   std::int32_t x_bytes, slots;
   std::int32_t in_flight;  // copies on their way into the ring, at most
-  std::int32_t most_rows;        // that the launch is planned for
+  std::int32_t most_rows;  // that the launch is planned for
   std::int32_t red_columns, red_entries;
   std::uint32_t blocks_divider;  // of the launch
   std::int32_t round;      // items of a round: a power of two, at most a warp each and a slot each

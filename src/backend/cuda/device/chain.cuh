@@ -148,9 +148,9 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
   state = run<output_stage>(state);
   arrive(l, kOutput);
   if (!wait_for(l, kOutput, kRouter)) return false;
-  state = run<router_stage>(state);
+  state = run<router_in_step>(state);
   const Layer& layer = shared().layers[state.layers_done & 1];
-  if (items_of(layer.router, block, blocks_of_rank()).units > 0) arrive(l, kRouter);
+  if (!kOnePass && items_of(layer.router, block, blocks_of_rank()).units > 0) arrive(l, kRouter);
   if (threadIdx.x == 0) stamp(l, kShared, 0);
     // The shared expert needs no routing: it comes first. One copy of the code serves both.
 #pragma unroll 1

@@ -9,8 +9,8 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 // What a warp carries from one stage to the next, in registers.
 struct State {
-  int slot;             // of the ring, that the next copy is in
-  std::uint32_t wraps;  // of the ring before it
+  int slot;               // of the ring, that the next copy is in
+  std::uint32_t wraps;    // of the ring before it
   int turn;               // warp that takes the next item
   int half;               // of the sums
   std::uint32_t batches;  // of sums in gate_up, so far
@@ -33,8 +33,8 @@ struct Shared {
   alignas(16) std::uint8_t begins[kMaxRows * kMaxChosen];   // 0xFF: the choice begins a pass
   std::int32_t selected[kMaxTopBlocks];
   std::uint64_t full[kMaxSlots], empty[kMaxSlots], routed;
-  std::uint64_t red_done[2], red_free[2];  // halves of the sums, in gate_up
-  alignas(16) unsigned char zero[16];      // what columns without a row read
+  std::uint64_t red_done[2], red_free[2];    // halves of the sums, in gate_up
+  alignas(16) unsigned char zero[16];        // what columns without a row read
   volatile std::uint32_t issued[kMaxSlots];  // copies into each slot so far
   volatile std::int32_t abort;
   std::int32_t block, blocks;  // of this rank

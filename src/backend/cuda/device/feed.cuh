@@ -64,8 +64,8 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, std::int64_t s
     }
     const int item = base + own;
     const Run::Place at = run.place(item >> log_items);
-    from = m.data + at.group * run.unit_bytes + (item & ((1 << log_items) - 1)) * item_bytes +
-           offset;
+    from =
+        m.data + at.group * run.unit_bytes + (item & ((1 << log_items) - 1)) * item_bytes + offset;
     if (stride != 0) from += s.table.expert[at.pass] * stride;
     bytes = static_cast<std::uint32_t>(min(chunk_bytes, item_bytes - offset));
   };
@@ -142,8 +142,8 @@ __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
     const Share mine(layer.down.row_groups, block_of_rank(), blocks_of_rank());
 #pragma unroll 1
     for (int g = mine.begin; g < mine.end && f.alive; g += together) {
-      const DownBatch batch{g, min(together, mine.end - g), 0, s.table.passes,
-                            0, s.table.slots,               true};
+      const DownBatch batch{g,   min(together, mine.end - g), 0, s.table.passes, 0, s.table.slots,
+                            true};
 #pragma unroll 1
       for (int part = 0; part < 2; ++part) {
         feed_run(f, batch.run(layer, s.table, part), part == 0 ? layer.down_stride : 0);

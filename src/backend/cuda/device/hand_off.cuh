@@ -16,6 +16,8 @@ __device__ __forceinline__ int arrivals(int stage) {
   if (stage == kRouter) {
     const Matrix& m = s.layers[0].router;
     units = m.row_groups << m.log_items;
+    // Every warp with an item arrives for itself.
+    if (kOnePass) return units;
   }
   return min(units, blocks_of_rank());
 }
@@ -32,6 +34,16 @@ __device__ __noinline__ void arrive(int layer, int stage) {
   const Shared& s = shared();
   sync();
   if (threadIdx.x != 0 || s.abort != 0) return;
+  stamp(layer, stage, 1);
+  if (is_stalled(stage)) return;
+  add_release(s.params.barrier + stage * kBarrierStride, 1);
+}
+
+// The same of one warp, for a stage whose arrivals are items.
+__device__ __forceinline__ void arrive_item(int layer, int stage) {
+  const Shared& s = shared();
+  __syncwarp();
+  if ((threadIdx.x & 31) != 0 || s.abort != 0) return;
   stamp(layer, stage, 1);
   if (is_stalled(stage)) return;
   add_release(s.params.barrier + stage * kBarrierStride, 1);

@@ -81,9 +81,8 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
       return ((part[0].*f + part[1].*f) + (part[2].*f + part[3].*f)) +
              ((part[4].*f + part[5].*f) + (part[6].*f + part[7].*f));
     };
-    reinterpret_cast<float4*>(y)[lane] = {
-        total(&float4::x) * scale.x, total(&float4::y) * scale.y, total(&float4::z) * scale.z,
-        total(&float4::w) * scale.w};
+    reinterpret_cast<float4*>(y)[lane] = {total(&float4::x) * scale.x, total(&float4::y) * scale.y,
+                                          total(&float4::z) * scale.z, total(&float4::w) * scale.w};
   }
   __syncwarp();
 #pragma unroll
@@ -210,8 +209,8 @@ __device__ __forceinline__ void prefetch_keys(const State& state) {
     const int group = task - row * groups;
     if (group > step.position[row] / 16) continue;
     const std::int64_t page = table_of(c.p, step, row)[group / 8];
-    const unsigned char* keys =
-        c.layer().index_cache + (page * kPageTokens + group % 8 * 16) * static_cast<std::int64_t>(bytes);
+    const unsigned char* keys = c.layer().index_cache + (page * kPageTokens + group % 8 * 16) *
+                                                            static_cast<std::int64_t>(bytes);
     for (int at = c.lane * 128; at < 16 * bytes; at += 32 * 128) prefetch_l2(keys + at);
   }
 }

@@ -117,8 +117,10 @@ __device__ __forceinline__ void gate_up_passes(Context& c, bool routed) {
 // routing, or of the routed ones.
 __device__ __forceinline__ void gate_up_half(Context& c) {
   if (c.routed == 0) {
-    share_table(c);
-    sync(c);
+    if (c.staged < 0) {
+      share_table(c);
+      sync(c);
+    }
   } else {
     build_table(c);
   }
@@ -174,13 +176,13 @@ __device__ __forceinline__ void down_row(Context& c, int together) {
   const int slots = t.slots;
   float* products = c.red;  // [group][slot][part][16]
   const Layout layout(layer.down);
-  stage_rows(c, layout, row_bytes, 0, slots, [&](int r) {
-    return c.p.mid + static_cast<std::int64_t>(r) * c.p.shape.mid_width;
-  });
+  stage_rows(c, layout, row_bytes, 0, slots,
+             [&](int r) { return c.p.mid + static_cast<std::int64_t>(r) * c.p.shape.mid_width; });
   const Share mine(layer.down.row_groups, c.block, c.blocks);
   // What the first sums are added to, asked for early.
   const int early = mine.begin * 16 + (c.thread >> log_parts);
-  const float residual = early < mine.end * 16 && early < hidden ? load_bf16(c.p.middle + early) : 0;
+  const float residual =
+      early < mine.end * 16 && early < hidden ? load_bf16(c.p.middle + early) : 0;
   wait_copies();
   sync(c);
 #pragma unroll 1
@@ -227,8 +229,7 @@ __device__ __forceinline__ void down_row(Context& c, int together) {
         publish(kMlpSite, c.p.first_layer + c.layers_done, 0, out, sum);
         continue;
       }
-      const float before =
-          g == mine.begin && i < kThreads ? residual : load_bf16(c.p.middle + out);
+      const float before = g == mine.begin && i < kThreads ? residual : load_bf16(c.p.middle + out);
       c.p.hidden[out] = to_bf16(before + round_bf16(sum));
     }
   }

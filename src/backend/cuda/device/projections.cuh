@@ -2,6 +2,8 @@
 #pragma once
 
 #include "backend/cuda/device/exchange.cuh"
+#include "backend/cuda/device/hand_off.cuh"
+#include "backend/cuda/device/route.cuh"
 #include "backend/cuda/device/rows.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
@@ -16,8 +18,7 @@ __device__ __forceinline__ std::uint16_t to_bf16(float x) {
 
 __device__ __forceinline__ void embed_stage(Context& c) {
   const int vectors = hidden_of(c.p.shape) / 8;
-  for (int i = c.block * kThreads + c.thread; i < c.rows() * vectors;
-       i += c.blocks * kThreads) {
+  for (int i = c.block * kThreads + c.thread; i < c.rows() * vectors; i += c.blocks * kThreads) {
     const int row = i / vectors;
     reinterpret_cast<uint4*>(c.p.hidden)[i] =
         __ldg(reinterpret_cast<const uint4*>(c.p.embed) +
@@ -26,10 +27,11 @@ __device__ __forceinline__ void embed_stage(Context& c) {
 }
 
 // Sums of this block's items, items dealt out whatever row group they belong to: every warp stores
-// its own, and whoever reads them adds the parts. to(part, column, row of the matrix).
-template <typename K, typename T>
-__device__ __forceinline__ void scattered_product(Context& c, const Matrix& m, int columns,
-                                                  T&& to) {
+// its own, and whoever reads them adds the parts. to(part, column, row of the matrix); done(): by a
+// warp that has stored those of one part.
+template <typename K, typename T, typename D>
+__device__ __forceinline__ void scattered_product(Context& c, const Matrix& m, int columns, T&& to,
+                                                  D&& done) {
   const Run run = items_of(m, c.block, c.blocks);
   const int own = c.lane >> 2;
   const int mask = (1 << m.log_items) - 1;
@@ -52,6 +54,7 @@ __device__ __forceinline__ void scattered_product(Context& c, const Matrix& m, i
         };
         store(column_of, v.x, v.z);
         if (!kOneRow) store(column_of + 1, v.y, v.w);
+        done();
       });
 }
 
@@ -61,12 +64,15 @@ __device__ __forceinline__ void qkv_stage(Context& c) {
   for (int first = 0; first < pass_rows(c); first += kColumns) {
     const int n = min(kColumns, c.rows() - first);
     stage_norm(m, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr}, nullptr);
-    scattered_product<ProjectionKind>(c, m, n, [&](int part, int column_of, int row) {
-      return c.p.projected +
-             static_cast<std::int64_t>(part * kMaxRows + first + column_of) *
-                 c.p.projected_stride +
-             row;
-    });
+    scattered_product<ProjectionKind>(
+        c, m, n,
+        [&](int part, int column_of, int row) {
+          return c.p.projected +
+                 static_cast<std::int64_t>(part * kMaxRows + first + column_of) *
+                     c.p.projected_stride +
+                 row;
+        },
+        [] {});
   }
 }
 
@@ -101,19 +107,29 @@ __device__ __forceinline__ void output_stage(Context& c) {
   if (has_peers()) collect_share(kAttentionSite, layer, kOutput, m.row_groups, m.row_scale);
 }
 
-// Partial logits.
-__device__ __forceinline__ void router_stage(Context& c) {
+// Partial logits. In the fused kernel and up to eight rows a warp hands over its own: the others go
+// on with the shared expert, whose part of the table is made here.
+template <bool HANDS_OVER>
+__device__ __forceinline__ void router_products(Context& c) {
   const Matrix& m = c.layer().router;
+  share_table(c);
 #pragma unroll 1
   for (int first = 0; first < pass_rows(c); first += kColumns) {
     const int n = min(kColumns, c.rows() - first);
     stage_norm(m, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr}, nullptr);
-    scattered_product<RouterKind>(c, m, n, [&](int part, int column_of, int row) {
-      return c.p.router + (part * kMaxRows + first + column_of) * 16 * m.row_groups + row;
-    });
+    scattered_product<RouterKind>(
+        c, m, n,
+        [&](int part, int column_of, int row) {
+          return c.p.router + (part * kMaxRows + first + column_of) * 16 * m.row_groups + row;
+        },
+        [&] {
+          if (kOnePass && HANDS_OVER) arrive_item(c.p.first_layer + c.layers_done, kRouter);
+        });
   }
   c.staged = kOnePass || c.rows() <= kColumns ? Layout(m).id() : -1;
 }
+__device__ __forceinline__ void router_stage(Context& c) { router_products<false>(c); }
+__device__ __forceinline__ void router_in_step(Context& c) { router_products<true>(c); }
 
 __device__ __forceinline__ void head_stage(Context& c) {
   const Matrix& m = c.p.lm_head;
