@@ -94,6 +94,8 @@ Group::Group(ControlBlock* control, int rank, int size)
 
 Group::~Group() {
   if (closed_ || (size_ == 1 && regions_.empty())) return;
+  // A group that failed has said why, and its ranks cannot meet to close it any more.
+  if (poison_->raised()) return;
   std::fprintf(stderr,
                "monolayer: warning: rank %d of %d: group destroyed without close; %zu region(s) of "
                "shared memory stay allocated until the process ends\n",

@@ -64,7 +64,6 @@ class ProcessGroup final : public Group {
   ~ProcessGroup() override {
     watcher_.stop();
     if (!closed()) memory_->forget();  // whatever still uses it stays valid
-    if (!closed()) (void)memory_.release();
   }
 
   Status start(const Deadline& deadline) {

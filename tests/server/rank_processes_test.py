@@ -58,6 +58,7 @@ class RankProcesses(unittest.TestCase):
         server.process.stderr.close()
         server.http.close()
         self.assertEqual(code, 2)
+        self.assertNotIn("destroyed without close", "".join(server.log))
         errors = [line for line in server.log if "error" in line]
         self.assertEqual(len(errors), 1, server.log)
         self.assertRegex(errors[0], r"rank \d")
