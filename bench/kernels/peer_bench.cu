@@ -4,11 +4,12 @@
 //     One whole set of random layers and its shares for 2, 4 and 8 ranks on one device, and for two
 //     devices if there are two: native chain and fused kernel, each compared bit for bit with one
 //     rank's native chain.
-//   bench_cuda_peer speed [ranks=2] [layers=57] [rows=..] [context=8192] [runs=15] [json=FILE]
+//   bench_cuda_peer speed [ranks=2] [layers=57] [rows=..] [context=8192] [runs=15] [standin]
+//     [json=FILE]
 //     The share of one rank of `ranks`, distinct random weights in every layer: on as many devices
-//     as ranks, else on one that stands in for all (it writes what every rank would write to it).
-//     The same with the exchanges left out (sums are then those of one rank): the difference is the
-//     exchanges' exposed time.
+//     as ranks, else (or asked to) on one that stands in for all (it writes what every rank would
+//     write to it). The same with the exchanges left out (sums are then those of one rank): the
+//     difference is the exchanges' exposed time.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -90,6 +91,7 @@ __global__ void hold(std::uint64_t ns) {
 
 struct Options {
   int layers = 0, context = 8192, runs = 15, ranks = 2;
+  bool stand_in = false;
   std::vector<int> rows{1, 2, 4, 8, 16};
 };
 
@@ -298,7 +300,8 @@ void Rank::build(const Options& o, const Rank* whole) {
   p.table_stride = n;
   p.hidden = own<std::uint16_t>(16 * kHidden);
   p.middle = own<std::uint16_t>(16 * kHidden);
-  p.projected = own<float>(16ULL * s.projected);
+  p.projected_stride = s.projected;
+  p.projected = own<float>(cuda::kProjectionParts * 16ULL * s.projected);
   p.q = own<std::uint16_t>(16ULL * heads * kHead);
   p.score_stride = n * 8;
   p.scores = own<float>(16ULL * kv_heads * p.score_stride);
@@ -614,7 +617,7 @@ double median(std::vector<double> values) {
 
 int speed(Options o, const std::string& json_file) {
   if (o.layers == 0) o.layers = 57;
-  const bool devices = device_count() >= o.ranks;
+  const bool devices = device_count() >= o.ranks && !o.stand_in;
   const int all = multiprocessors();
   const std::size_t count = devices ? static_cast<std::size_t>(o.ranks) : 1;
   std::vector<Rank> ranks(count);
@@ -736,6 +739,7 @@ int main(int argc, char** argv) {
     const std::string arg = argv[i];
     const std::string value = arg.substr(arg.find('=') + 1);
     if (arg == "speed") wants_speed = true;
+    if (arg == "standin") o.stand_in = true;
     if (arg.rfind("layers=", 0) == 0) o.layers = std::atoi(value.c_str());
     if (arg.rfind("context=", 0) == 0) o.context = std::atoi(value.c_str());
     if (arg.rfind("runs=", 0) == 0) o.runs = std::atoi(value.c_str());

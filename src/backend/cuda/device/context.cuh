@@ -38,7 +38,13 @@ struct Shared {
   volatile std::uint32_t issued[kMaxSlots];  // copies into each slot so far
   volatile std::int32_t abort;
   std::int32_t block, blocks;  // of this rank
-  std::uint32_t step_tag;      // of exchanges with other ranks
+  // Of exchanges with other ranks: where this one's words of the first site go at each of them, and
+  // where it finds theirs; words of a site; the step's tag; whether tests disturb them.
+  std::uint64_t* push[kMaxRanks];
+  const std::uint64_t* pull;
+  std::int32_t site_words;
+  std::uint32_t step_tag;
+  std::int32_t tested;
 };
 // 128 bytes each, so that bulk copies start aligned.
 inline constexpr int kFixedBytes = (static_cast<int>(sizeof(Shared)) + 127) / 128 * 128;

@@ -9,13 +9,24 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 __device__ __forceinline__ bool has_peers() { return shared().params.mail.ranks > 1; }
 
-// At the start of a launch, by all threads of the block: the tag of the step, which
-// begin_step counted before. False if an earlier launch of the step has failed.
+// At the start of a launch, by all threads of the block: the tag of the step, which begin_step
+// counted before, and where this rank's words go. False if an earlier launch of the step has
+// failed.
 __device__ __forceinline__ bool open_mailbox() {
   Shared& s = shared();
   const Params& p = s.params;
-  if (threadIdx.x == 0) {
-    s.step_tag = mail_step_tag(load_word(mail_at(p.mail, p.mail.rank, kMailStep)));
+  const Mailbox& m = p.mail;
+  const int hidden = hidden_of(p.shape);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < m.ranks) {
+    s.push[thread] =
+        mail_at(m, thread, kMailWords) + mail_word(m.ranks, hidden, 0, writer_at(m, thread), 0, 0);
+  }
+  if (thread == 0) {
+    s.pull = mail_at(m, m.rank, kMailWords);
+    s.site_words = static_cast<std::int32_t>(mail_word(m.ranks, hidden, 1, 0, 0, 0));
+    s.step_tag = mail_step_tag(load_word(mail_at(m, m.rank, kMailStep)));
+    s.tested = p.stall_block >= 0 || m.delay_ns != 0 ? 1 : 0;
     if (load_relaxed(&p.record->set) != 0) s.abort = 1;
   }
   __syncthreads();
@@ -29,7 +40,7 @@ __device__ __forceinline__ std::uint32_t mix(std::uint32_t x) {
 }
 // Tests: one rank of the exchange, another each time, is late by a random time, a different one for
 // each of its blocks; and a block may stop here for good: false.
-__device__ __noinline__ bool may_exchange(Site site, int layer, int stage) {
+__device__ __noinline__ bool tested_exchange(Site site, int layer, int stage) {
   Shared& s = shared();
   const Mailbox& m = s.params.mail;
   if (is_stalled(stage)) {
@@ -46,86 +57,132 @@ __device__ __noinline__ bool may_exchange(Site site, int layer, int stage) {
   return true;
 }
 
+__device__ __forceinline__ bool may_exchange(Site site, int layer, int stage) {
+  return shared().tested == 0 || tested_exchange(site, layer, stage);
+}
+
 // One sum of this rank, to all ranks.
 __device__ __forceinline__ void publish(Site site, int layer, int row, int column, float sum) {
   const Shared& s = shared();
-  const Mailbox& m = s.params.mail;
   const std::uint64_t word =
       static_cast<std::uint64_t>(mail_tag(s.step_tag, layer)) << 32 | __float_as_uint(sum);
-  const int hidden = hidden_of(s.params.shape);
+  const int at = (site == kMlpSite ? s.site_words : 0) + row * hidden_of(s.params.shape) + column;
 #pragma unroll 1
-  for (int to = 0; to < m.ranks; ++to) {
-    store_word(mail_at(m, to, kMailWords) +
-                   mail_word(m.ranks, hidden, site, writer_at(m, to), row, column),
-               word);
-  }
+  for (int to = 0; to < s.params.mail.ranks; ++to) store_word(s.push[to] + at, word);
 }
 
-// The sum of all ranks in the fixed tree, once all have published theirs.
-__device__ __forceinline__ float collect(Site site, int layer, int stage, int row, int column) {
+// Whether a wait for a word must end.
+__device__ __noinline__ bool give_up_word(std::uint64_t& start, int layer, int stage, int writer,
+                                          int at, std::uint64_t word) {
   const Shared& s = shared();
-  const Mailbox& m = s.params.mail;
-  const int ranks = m.ranks;
-  const int hidden = hidden_of(s.params.shape);
-  const std::uint64_t* from =
-      mail_at(m, m.rank, kMailWords) + mail_word(ranks, hidden, site, 0, row, column);
-  const std::int64_t stride = mail_word(ranks, hidden, 0, 1, 0, 0);
+  const int index = writer * kMailRows * hidden_of(s.params.shape) + at;
+  return give_up(start, {.layer = layer, .stage = stage, .region = kWords, .index = index},
+                 mail_tag(s.step_tag, layer), static_cast<std::uint32_t>(word >> 32));
+}
+__device__ __forceinline__ bool has_tag(std::uint64_t word, std::uint32_t tag) {
+  return static_cast<std::uint32_t>(word >> 32) == tag;
+}
+__device__ __forceinline__ float value_in(std::uint64_t word) {
+  return __uint_as_float(static_cast<std::uint32_t>(word));
+}
+
+// The sum of ranks first .. first + 3 in the fixed tree, once they have published theirs: `from` is
+// rank 0's word, `at` its place in a row of words.
+__device__ __noinline__ float collect_four(const std::uint64_t* from, int first, int layer,
+                                           int stage, int at) {
+  const Shared& s = shared();
+  const int stride = kMailRows * hidden_of(s.params.shape);
   const std::uint32_t tag = mail_tag(s.step_tag, layer);
-  float v[kMaxRanks] = {};
+  from += first * stride;
+  std::uint64_t word[4];
   std::uint64_t start = 0;
 #pragma unroll 1
   for (std::uint32_t polls = 1;; ++polls) {
-    std::uint64_t word[kMaxRanks];
 #pragma unroll
-    for (int r = 0; r < kMaxRanks; ++r) {
-      if (r < ranks) word[r] = load_word(from + r * stride);
-    }
+    for (int r = 0; r < 4; ++r) word[r] = load_word(from + r * stride);
     int missing = -1;
-    std::uint32_t seen = 0;
 #pragma unroll
-    for (int r = kMaxRanks - 1; r >= 0; --r) {
-      if (r >= ranks) continue;
-      v[r] = __uint_as_float(static_cast<std::uint32_t>(word[r]));
-      if (static_cast<std::uint32_t>(word[r] >> 32) == tag) continue;
-      missing = r;
-      seen = static_cast<std::uint32_t>(word[r] >> 32);
-    }
+    for (int r = 3; r >= 0; --r) missing = has_tag(word[r], tag) ? missing : r;
     if (missing < 0) break;
-    if (polls % 64 != 0) continue;
-    const int index = (missing * kMailRows + row) * hidden + column;
-    if (give_up(start, {.layer = layer, .stage = stage, .region = kWords, .index = index}, tag,
-                seen)) {
+    if (polls % 64 == 0 && give_up_word(start, layer, stage, first + missing, at,
+                                        load_word(from + missing * stride))) {
       break;
     }
   }
-  float sum = v[0] + v[1];
-  if (ranks > 2) sum = sum + (v[2] + v[3]);
-  if (ranks > 4) sum = sum + ((v[4] + v[5]) + (v[6] + v[7]));
-  return sum;
+  return (value_in(word[0]) + value_in(word[1])) + (value_in(word[2]) + value_in(word[3]));
 }
 
 // The end of a stage that exchanges: the totals of this block's columns, in groups of 16, rounded
-// and added to the stream. `scales`: a factor a column, or null.
+// and added to the stream. `scales`: a factor a column, or null. A thread takes two values at a
+// time. Short: the code is fetched again in every layer.
 __device__ __noinline__ void collect_share(Site site, int layer, int stage, int row_groups,
                                            const float* scales) {
   const Shared& s = shared();
   const Params& p = s.params;
   const int hidden = hidden_of(p.shape);
+  const int rows = rows_of(s.step);
   const std::uint16_t* from = site == kAttentionSite ? p.hidden : p.middle;
   std::uint16_t* to = site == kAttentionSite ? p.middle : p.hidden;
+  const std::uint64_t* words = s.pull + (site == kMlpSite ? s.site_words : 0);
+  const std::uint32_t tag = mail_tag(s.step_tag, layer);
   const Share mine(row_groups, s.block, s.blocks);
-  const int width = mine.count() * 16;
-  const int total = rows_of(s.step) * width;
+  const int first = mine.begin * 16;
+  const int width = min(mine.end * 16, hidden) - first;
+  const int log_width = 32 - __clz(max(width, 2) - 1);
+  const int column = static_cast<int>(threadIdx.x) & ((1 << log_width) - 1);
+  const int rows_at_once = kThreads >> log_width;
+  // A share wider than the block's threads goes column by column.
+  const int columns_at_once = rows_at_once > 0 ? width : kThreads;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < total; i += kThreads) {
-    const int row = i / width;
-    const int column = mine.begin * 16 + i - row * width;
-    if (column >= hidden) continue;
-    const std::int64_t at = static_cast<std::int64_t>(row) * hidden + column;
-    const float factor = scales != nullptr ? __ldg(scales + column) : 1.0F;
-    const float before = __uint_as_float(static_cast<std::uint32_t>(__ldcg(from + at)) << 16);
-    const float sum = collect(site, layer, stage, row, column) * factor;
-    to[at] = __bfloat16_as_ushort(__float2bfloat16_rn(before + round_bf16(sum)));
+  for (int c = rows_at_once > 0 ? column : static_cast<int>(threadIdx.x); c < width;
+       c += columns_at_once) {
+#pragma unroll 1
+    for (int row = static_cast<int>(threadIdx.x) >> log_width; row < rows;
+         row += 2 * max(rows_at_once, 1)) {
+      const int other = row + max(rows_at_once, 1);
+      const int at = row * hidden + first + c;
+      const int next = other < rows ? other * hidden + first + c : at;
+      const float factor = scales != nullptr ? __ldg(scales + first + c) : 1.0F;
+      const std::uint32_t before[2] = {__ldcg(from + at), __ldcg(from + next)};
+      float sum[2];
+      if (p.mail.ranks == 2) {
+        const int stride = kMailRows * hidden;
+        std::uint64_t word[4];
+        std::uint64_t start = 0;
+#pragma unroll 1
+        for (std::uint32_t polls = 1;; ++polls) {
+          word[0] = load_word(words + at);
+          word[1] = load_word(words + at + stride);
+          word[2] = load_word(words + next);
+          word[3] = load_word(words + next + stride);
+          if (has_tag(word[0], tag) && has_tag(word[1], tag) && has_tag(word[2], tag) &&
+              has_tag(word[3], tag)) {
+            break;
+          }
+          if (polls % 64 != 0) continue;
+          const bool own = has_tag(word[0], tag) && has_tag(word[1], tag);
+          const std::uint64_t* pair = own ? word + 2 : word;
+          const int writer = has_tag(pair[0], tag) ? 1 : 0;
+          if (give_up_word(start, layer, stage, writer, own ? next : at, pair[writer])) break;
+        }
+        sum[0] = value_in(word[0]) + value_in(word[1]);
+        sum[1] = value_in(word[2]) + value_in(word[3]);
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < (next != at ? 2 : 1); ++i) {
+          const int place = i == 0 ? at : next;
+          float total = collect_four(words + place, 0, layer, stage, place);
+          if (p.mail.ranks > 4) total += collect_four(words + place, 4, layer, stage, place);
+          sum[i == 0 ? 0 : 1] = total;
+          if (i == 0) sum[1] = total;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        to[i == 0 ? at : next] = __bfloat16_as_ushort(
+            __float2bfloat16_rn(__uint_as_float(before[i] << 16) + round_bf16(sum[i] * factor)));
+      }
+    }
   }
 }
 
