@@ -112,11 +112,40 @@ __device__ __noinline__ float collect_four(const std::uint64_t* from, int first,
   return (value_in(word[0]) + value_in(word[1])) + (value_in(word[2]) + value_in(word[3]));
 }
 
+// The sums of two ranks at COUNT places.
+template <int COUNT>
+__device__ __forceinline__ void collect_two(const std::uint64_t* from, const int (&at)[COUNT],
+                                            int layer, int stage, float (&sum)[COUNT]) {
+  const Shared& s = shared();
+  const int stride = kMailRows * hidden_of(s.params.shape);
+  const std::uint32_t tag = mail_tag(s.step_tag, layer);
+  std::uint64_t word[2 * COUNT];
+  std::uint64_t start = 0;
+#pragma unroll 1
+  for (std::uint32_t polls = 1;; ++polls) {
+    int missing = -1;
+#pragma unroll
+    for (int i = 0; i < 2 * COUNT; ++i) word[i] = load_word(from + at[i / 2] + i % 2 * stride);
+#pragma unroll
+    for (int i = 0; i < 2 * COUNT; ++i) missing = has_tag(word[i], tag) ? missing : i;
+    if (missing < 0) break;
+    if (polls % 64 != 0) continue;
+    const int place = at[COUNT > 1 ? missing / 2 : 0];
+    if (give_up_word(start, layer, stage, missing % 2, place,
+                     load_word(from + place + missing % 2 * stride))) {
+      break;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) sum[i] = value_in(word[2 * i]) + value_in(word[2 * i + 1]);
+}
+
 // The end of a stage that exchanges: the totals of this block's columns, in groups of 16, rounded
-// and added to the stream. `scales`: a factor a column, or null. A thread takes two values at a
-// time. Short: the code is fetched again in every layer.
+// and added to the stream. `scales`: a factor a column, or null. With several rows a thread takes
+// two values at a time. Short: the code is fetched again in every layer.
 __device__ __noinline__ void collect_share(Site site, int layer, int stage, int row_groups,
                                            const float* scales) {
+  constexpr int kValues = kOneRow ? 1 : 2;
   const Shared& s = shared();
   const Params& p = s.params;
   const int hidden = hidden_of(p.shape);
@@ -124,62 +153,40 @@ __device__ __noinline__ void collect_share(Site site, int layer, int stage, int 
   const std::uint16_t* from = site == kAttentionSite ? p.hidden : p.middle;
   std::uint16_t* to = site == kAttentionSite ? p.middle : p.hidden;
   const std::uint64_t* words = s.pull + (site == kMlpSite ? s.site_words : 0);
-  const std::uint32_t tag = mail_tag(s.step_tag, layer);
   const Share mine(row_groups, s.block, s.blocks);
   const int first = mine.begin * 16;
   const int width = min(mine.end * 16, hidden) - first;
-  const int log_width = 32 - __clz(max(width, 2) - 1);
-  const int column = static_cast<int>(threadIdx.x) & ((1 << log_width) - 1);
-  const int rows_at_once = kThreads >> log_width;
-  // A share wider than the block's threads goes column by column.
-  const int columns_at_once = rows_at_once > 0 ? width : kThreads;
+  // Threads side by side take columns, then rows; a share wider than the block goes in pieces.
+  const int log_width = kOneRow ? 9 : min(32 - __clz(max(width, 2) - 1), 9);
+  static_assert(kThreads == 1 << 9);
+  const int together = kThreads >> log_width;
 #pragma unroll 1
-  for (int c = rows_at_once > 0 ? column : static_cast<int>(threadIdx.x); c < width;
-       c += columns_at_once) {
+  for (int c = static_cast<int>(threadIdx.x) & ((1 << log_width) - 1); c < width;
+       c += 1 << log_width) {
 #pragma unroll 1
     for (int row = static_cast<int>(threadIdx.x) >> log_width; row < rows;
-         row += 2 * max(rows_at_once, 1)) {
-      const int other = row + max(rows_at_once, 1);
-      const int at = row * hidden + first + c;
-      const int next = other < rows ? other * hidden + first + c : at;
+         row += kValues * together) {
+      int at[kValues];
+      std::uint32_t before[kValues];
+      float sum[kValues];
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) {
+        at[i] = (row + i * together < rows ? row + i * together : row) * hidden + first + c;
+        before[i] = __ldcg(from + at[i]);
+      }
       const float factor = scales != nullptr ? __ldg(scales + first + c) : 1.0F;
-      const std::uint32_t before[2] = {__ldcg(from + at), __ldcg(from + next)};
-      float sum[2];
       if (p.mail.ranks == 2) {
-        const int stride = kMailRows * hidden;
-        std::uint64_t word[4];
-        std::uint64_t start = 0;
-#pragma unroll 1
-        for (std::uint32_t polls = 1;; ++polls) {
-          word[0] = load_word(words + at);
-          word[1] = load_word(words + at + stride);
-          word[2] = load_word(words + next);
-          word[3] = load_word(words + next + stride);
-          if (has_tag(word[0], tag) && has_tag(word[1], tag) && has_tag(word[2], tag) &&
-              has_tag(word[3], tag)) {
-            break;
-          }
-          if (polls % 64 != 0) continue;
-          const bool own = has_tag(word[0], tag) && has_tag(word[1], tag);
-          const std::uint64_t* pair = own ? word + 2 : word;
-          const int writer = has_tag(pair[0], tag) ? 1 : 0;
-          if (give_up_word(start, layer, stage, writer, own ? next : at, pair[writer])) break;
-        }
-        sum[0] = value_in(word[0]) + value_in(word[1]);
-        sum[1] = value_in(word[2]) + value_in(word[3]);
+        collect_two<kValues>(words, at, layer, stage, sum);
       } else {
-#pragma unroll 1
-        for (int i = 0; i < (next != at ? 2 : 1); ++i) {
-          const int place = i == 0 ? at : next;
-          float total = collect_four(words + place, 0, layer, stage, place);
-          if (p.mail.ranks > 4) total += collect_four(words + place, 4, layer, stage, place);
-          sum[i == 0 ? 0 : 1] = total;
-          if (i == 0) sum[1] = total;
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) {
+          sum[i] = collect_four(words + at[i], 0, layer, stage, at[i]);
+          if (p.mail.ranks > 4) sum[i] += collect_four(words + at[i], 4, layer, stage, at[i]);
         }
       }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        to[i == 0 ? at : next] = __bfloat16_as_ushort(
+      for (int i = 0; i < kValues; ++i) {
+        to[at[i]] = __bfloat16_as_ushort(
             __float2bfloat16_rn(__uint_as_float(before[i] << 16) + round_bf16(sum[i] * factor)));
       }
     }
