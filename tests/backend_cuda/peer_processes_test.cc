@@ -51,7 +51,7 @@ bool without_devices(const std::vector<Status>& statuses) {
 }
 #define EXPECT_OK_ON_DEVICES(statuses)                                \
   if (without_devices(statuses)) GTEST_SKIP() << "needs two devices"; \
-  for (const Status& status : statuses) EXPECT_TRUE(status.ok()) << status.to_string()
+  for (const Status& status : (statuses)) EXPECT_TRUE(status.ok()) << status.to_string()
 
 RandomModel small_model() {
   return {nano_config(),
@@ -204,7 +204,7 @@ TEST_P(PeerProcesses, T_P7_StoppedAtEachStageIsReported) {
       std::vector<float> got;
       ML_RETURN_IF_ERROR(r.run(*r.native, 0, 3, got));
       const auto begin = std::chrono::steady_clock::now();
-      const Status status = r.run(*r.native, 3, 4, got);
+      Status status = r.run(*r.native, 3, 4, got);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
       if (status.ok()) return wrong("nobody noticed");
       if (took.count() > 1) return wrong("noticed after " + std::to_string(took.count()) + " s");

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstring>
 #include <random>
 
@@ -59,7 +60,7 @@ TEST_P(RankSlices, ColumnsAreTheWholesEighths) {
           packed(cuda::column_slice(s.m, r * 1024 / ranks, 1024 / ranks), 8 / ranks, m);
       ASSERT_EQ(all.tiles, m.tiles);
       ASSERT_EQ(all.row_groups, m.row_groups);
-      const auto part = static_cast<std::size_t>(m.tiles * m.tile_bytes);
+      const auto part = static_cast<std::size_t>(m.tiles) * static_cast<std::size_t>(m.tile_bytes);
       for (int g = 0; g < m.row_groups; ++g) {
         EXPECT_EQ(0, std::memcmp(own.data() + g * m.group_bytes,
                                  whole.data() + g * all.group_bytes +
@@ -86,7 +87,8 @@ TEST_P(RankSlices, RowsAreTheWholesRows) {
     cuda::add_row_scales(slice, mine);
     EXPECT_EQ(mine.empty(), GetParam() != WeightFormat::kFP8PerChannel);
     for (std::size_t i = 0; i < mine.size(); ++i)
-      EXPECT_EQ(0, std::memcmp(&mine[i], &scales[static_cast<std::size_t>(first) + i], 4));
+      EXPECT_EQ(std::bit_cast<std::uint32_t>(mine[i]),
+                std::bit_cast<std::uint32_t>(scales[static_cast<std::size_t>(first) + i]));
   }
 }
 

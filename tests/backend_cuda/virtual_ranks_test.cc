@@ -2,6 +2,7 @@
 // late; a rank that stops is reported, and what it leaves harms nobody.
 #include <chrono>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -30,39 +31,43 @@ std::size_t differences(const std::vector<float>& a, const std::vector<float>& b
 }
 
 // The embedded model, and one of its shape with the formats of MiniMax-M3 and random weights.
-struct Model {
+class Model {
+ public:
   explicit Model(bool random) {
     if (random) {
-      m3::ModelConfig config = nano_config();
-      random_ =
-          std::make_unique<RandomModel>(config,
-                                        ModelFormats{.attention = WeightFormat::kFP8PerChannel,
-                                                     .dense = WeightFormat::kMXFP4,
-                                                     .experts = WeightFormat::kMXFP4,
-                                                     .shared = WeightFormat::kMXFP4,
-                                                     .router = DType::kBF16},
-                                        11);
-      tokens = random_tokens(config, 320, 3);
+      random_.emplace(nano_config(),
+                      ModelFormats{.attention = WeightFormat::kFP8PerChannel,
+                                   .dense = WeightFormat::kMXFP4,
+                                   .experts = WeightFormat::kMXFP4,
+                                   .shared = WeightFormat::kMXFP4,
+                                   .router = DType::kBF16},
+                      11);
+      config_ = &random_->config;
+      weights_ = &random_->weights;
+      tokens = random_tokens(*config_, 320, 3);
       cache = fp8_cache();
       return;
     }
     auto loaded = OracleCase::load("nano");
     EXPECT_TRUE(loaded.ok()) << loaded.status().to_string();
-    nano_ = std::make_unique<OracleCase>(std::move(loaded).value());
+    nano_.emplace(std::move(loaded).value());
+    config_ = &nano_->config;
+    weights_ = &nano_->weights;
     tokens = nano_->input_ids;
   }
-  const m3::ModelConfig& config() const {
-    return random_ != nullptr ? random_->config : nano_->config;
-  }
-  const m3::ModelWeights& weights() const {
-    return random_ != nullptr ? random_->weights : nano_->weights;
-  }
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  const m3::ModelConfig& config() const { return *config_; }
+  const m3::ModelWeights& weights() const { return *weights_; }
   std::vector<std::int32_t> tokens;
   cpu::CacheOptions cache;
 
  private:
-  std::unique_ptr<RandomModel> random_;
-  std::unique_ptr<OracleCase> nano_;
+  std::optional<RandomModel> random_;
+  std::optional<OracleCase> nano_;
+  const m3::ModelConfig* config_;
+  const m3::ModelWeights* weights_;
 };
 
 class VirtualRanks : public testing::TestWithParam<std::tuple<bool, bool>> {
