@@ -75,6 +75,55 @@ std::string compare_matmul(Random& random, const Tiles& a, const Tiles& b) {
   return difference("alone and together: " + what, alone, together);
 }
 
+// Parts of one activation, together and each by itself.
+std::string compare_split(Random& random, const Tiles& a, const Tiles& b) {
+  const Format format = kFormats[pick(random, 0, 4)];
+  const std::int64_t rows = pick(random, 1, 12);
+  const std::int64_t parts = pick(random, 1, 10);
+  const std::int64_t unit = is_mx(format) ? 32 : pick(random, 1, 33);
+  std::vector<std::int64_t> columns(1,
+                                    is_mx(format) ? 32 * pick(random, 0, 3) : pick(random, 0, 9));
+  std::vector<std::int64_t> offsets;
+  // Parts of equal whole chunks now and then, as real models have them.
+  const std::int64_t width =
+      pick(random, 0, 1) == 0 ? chunk_columns(format) * pick(random, 1, 3) : 0;
+  std::int64_t size = 0;
+  for (std::int64_t j = 0; j < parts; ++j) {
+    const std::int64_t n = width != 0 ? width : unit * pick(random, 1, 9);
+    columns.push_back(columns.back() + n);
+    offsets.push_back(size);
+    size += padded_columns(format, n) + pick(random, 0, 5);
+  }
+  const std::int64_t cols = columns.back() + pick(random, 0, 40) + 1;
+  const MatrixCase w(random, format, rows, cols, any_content(random), pick(random, 0, 1) == 0);
+  const std::int64_t row_begin = pick(random, 0, rows - 1);
+  const std::int64_t row_end = pick(random, row_begin + 1, rows);
+  const Floats x = floats(random, cols, any_content(random));
+  Floats xp(static_cast<std::size_t>(size) + 1, 9.0F);
+  for (std::size_t j = 0; j < offsets.size(); ++j) {
+    a.permute(format, x.data() + columns[j], columns[j + 1] - columns[j], xp.data() + offsets[j]);
+  }
+  const auto outputs = static_cast<std::size_t>((row_end - row_begin) * parts);
+  Floats ya(outputs + 1, -7.0F);
+  Floats yb(ya);
+  a.matmul_split(w.view, row_begin, row_end, columns.data(), offsets.data(), parts, xp.data(),
+                 ya.data());
+  b.matmul_split(w.view, row_begin, row_end, columns.data(), offsets.data(), parts, xp.data(),
+                 yb.data());
+  const std::string what = std::string("matmul_split ") + format_name(format) + " in " +
+                           std::to_string(parts) + " parts";
+  const std::string found = difference(what, ya, yb);
+  if (!found.empty()) return found;
+  Floats alone(outputs + 1, -7.0F);
+  for (std::int64_t o = row_begin; o < row_end; ++o) {
+    for (std::size_t j = 0; j < offsets.size(); ++j) {
+      float& y = alone[static_cast<std::size_t>((o - row_begin) * parts) + j];
+      b.matmul(w.view, o, o + 1, columns[j], columns[j + 1], xp.data() + offsets[j], 0, 1, &y, 1);
+    }
+  }
+  return difference("by itself: " + what, ya, alone);
+}
+
 std::string compare_weighted_sum(Random& random, const Tiles& a, const Tiles& b) {
   const Format format = kFormats[pick(random, 0, 2)];
   const std::int64_t n = pick(random, 0, 130);
@@ -131,11 +180,13 @@ std::string compare_rows(Random& random, const Tiles& a, const Tiles& b) {
 }  // namespace
 
 std::string compare_random_call(Random& random, const Tiles& a, const Tiles& b) {
-  switch (pick(random, 0, 3)) {
+  switch (pick(random, 0, 4)) {
     case 0:
     case 1:
       return compare_matmul(random, a, b);
     case 2:
+      return compare_split(random, a, b);
+    case 3:
       return compare_weighted_sum(random, a, b);
     default:
       return compare_rows(random, a, b);

@@ -86,7 +86,6 @@ TEST(TilesVariants, ReadAndWriteOnlyTheirOperands) {
         tiles->permute(format, x_in.as_floats(), cols, xp.as_floats() + r * padded);
       }
       tiles->matmul(guarded, 0, rows, 0, cols, xp.as_floats(), padded, batch, y.as_floats(), rows);
-
       const std::vector<float> p = floats(random, rows, Content::kTame);
       const Guarded p_in(p.data(), p.size() * 4, at_end);
       const Guarded out(nullptr, static_cast<std::size_t>(cols) * 4, at_end);
@@ -103,6 +102,18 @@ TEST(TilesVariants, ReadAndWriteOnlyTheirOperands) {
       tiles->softmax_chunk(x_in.as_floats(), cols, out.as_floats(), &max, &sum);
       EXPECT_EQ(tiles->maximum(x_in.as_floats(), cols), max);
       EXPECT_GE(tiles->sum_squares(x_in.as_floats(), cols), 0.0F);
+
+      // Two parts, the first of whole groups.
+      if (cols < 64) continue;
+      const std::int64_t columns[] = {0, cols / 2 / 32 * 32, cols};
+      const std::int64_t first = padded_columns(format, columns[1]);
+      const std::int64_t offsets[] = {0, first};
+      const Guarded parts_x(
+          nullptr, static_cast<std::size_t>(first + padded_columns(format, cols - columns[1])) * 4,
+          at_end);
+      const Guarded parts_y(nullptr, static_cast<std::size_t>(rows) * 8, at_end);
+      tiles->matmul_split(guarded, 0, rows, columns, offsets, 2, parts_x.as_floats(),
+                          parts_y.as_floats());
     }
   }
 }

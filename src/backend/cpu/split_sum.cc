@@ -38,6 +38,44 @@ void add_term(const StepContext& step, const SplitTerm& term, Range out, float* 
   }
 }
 
+// A step of one row may read each stored row from end to end, all its eighths together, unless an
+// eighth is empty: adding its zero is not the same as leaving it out.
+bool whole_rows(const StepContext& step, std::span<const SplitTerm> terms) {
+  if (step.plan.rows() != 1) return false;
+  for (const SplitTerm& term : terms) {
+    if (term.count > 1) return false;
+    for (std::size_t part = 0; part < static_cast<std::size_t>(step.parts); ++part) {
+      const auto& begin = term.layout->columns.begin;
+      if (begin[part] == begin[part + 1]) return false;
+    }
+  }
+  return true;
+}
+
+// The same for such a step; acc: [kOutBlock, step.parts].
+template <typename Done>
+void block_roots_of_row(const StepContext& step, std::span<const SplitTerm> terms, Range block,
+                        float* acc, const Done& done) {
+  const std::int64_t sums = block.size() * step.parts;
+  std::fill_n(acc, sums, 0.0F);
+  float* products = acc + kParts * kOutBlock;
+  for (const SplitTerm& term : terms) {
+    if (term.count == 0) continue;
+    step.tiles.matmul_split(*term.w, block.begin, block.end, term.layout->columns.begin.data(),
+                            term.layout->offset.data(), step.parts, term.x, products);
+    if (term.weights != nullptr) {
+      accumulate(term.weights[0], products, sums, acc);
+    } else {
+      for (std::int64_t i = 0; i < sums; ++i) acc[i] += products[i];
+    }
+  }
+  float roots[kOutBlock];
+  for (std::int64_t i = 0; i < block.size(); ++i) {
+    roots[i] = tp::add_roots(acc + i * step.parts, static_cast<int>(step.parts));
+  }
+  done(0, roots);
+}
+
 // acc as above, at least kOutBlock outputs wide; calls done(row, roots of the block).
 template <typename Done>
 void block_roots(const StepContext& step, std::span<const SplitTerm> terms, Range block, float* acc,
@@ -69,17 +107,23 @@ template <typename Done>
 void each_block(const StepContext& step, std::span<const SplitTerm> terms, Range out,
                 float* scratch, Traffic& traffic, const Done& done) {
   for (const SplitTerm& term : terms) traffic.weights += out.size() * stored_row_bytes(*term.w);
+  const bool whole = whole_rows(step, terms);
   for (std::int64_t o = out.begin; o < out.end; o += kOutBlock) {
     const Range block{o, std::min(out.end, o + kOutBlock)};
-    block_roots(step, terms, block, scratch,
-                [&](std::int64_t row, const float* roots) { done(row, block, roots); });
+    const auto each = [&](std::int64_t row, const float* roots) { done(row, block, roots); };
+    if (whole) {
+      block_roots_of_row(step, terms, block, scratch, each);
+    } else {
+      block_roots(step, terms, block, scratch, each);
+    }
   }
 }
 
 }  // namespace
 
 std::int64_t split_scratch(const StepContext& step) {
-  return (step.plan.rows() * kParts + std::min(step.plan.rows(), step.row_tile)) * kOutBlock;
+  const std::int64_t products = std::min(step.plan.rows(), step.row_tile);
+  return (step.plan.rows() * kParts + std::max<std::int64_t>(products, kParts)) * kOutBlock;
 }
 
 void split_roots(const StepContext& step, std::span<const SplitTerm> terms, Range out, float* roots,

@@ -84,6 +84,13 @@ struct Tiles {
                  std::int64_t col_begin, std::int64_t col_end, const float* xp,
                  std::int64_t x_stride, std::int64_t batch, float* y, std::int64_t y_stride);
 
+  // The same for one activation in `parts` ranges of columns, a row read from end to end:
+  // y[(o - row_begin) * parts + j] = dot(W[o, columns[j]:columns[j + 1]], x), xp + offsets[j] being
+  // x[columns[j]:columns[j + 1]] permuted. No part is empty.
+  void (*matmul_split)(const Matrix& w, std::int64_t row_begin, std::int64_t row_end,
+                       const std::int64_t* columns, const std::int64_t* offsets, std::int64_t parts,
+                       const float* xp, float* y);
+
   // out[d] = sum over j ascending of fma(p[j], value(j, d), out[d]), out starting at 0; `v` is
   // [n, dims] in kF32, kBF16 or kE4M3 (unscaled; |p| < 2^120). Rows with p[j] == 0 are still read,
   // so a NaN or infinity in them reaches the output.

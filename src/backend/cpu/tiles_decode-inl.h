@@ -101,32 +101,68 @@ struct Decoder<Format::kBF16> {
 // E4M3 as a half-precision number with the same mantissa and an exponent bias larger by 8: the
 // hardware's conversion then gives value * 2^-8, subnormals included. Codes 0x7F and 0xFF come out
 // as +-480 * 2^-8: whoever decodes looks for them apart.
-HWY_INLINE VF FloatOfE4M3(VU16 code_in_high_byte) {
-  const DU16 du;
-  const hn::RebindToSigned<DU16> di;
+template <class D16>
+HWY_INLINE hn::Vec<D16> HalvesOfE4M3(D16 du, hn::Vec<D16> code_in_high_byte) {
+  const hn::RebindToSigned<D16> di;
   const auto shifted = hn::BitCast(du, hn::ShiftRight<1>(hn::BitCast(di, code_in_high_byte)));
-  const VU16 half = hn::And(shifted, hn::Set(du, std::uint16_t{0xbf80}));
-  return hn::PromoteTo(DF(), hn::BitCast(DF16(), half));
+  return hn::And(shifted, hn::Set(du, std::uint16_t{0xbf80}));
 }
 
 template <>
 struct Decoder<Format::kE4M3> {
   static constexpr int kWordBytes = 2;
-  VU16 words;
+  VU16 even, odd;  // half-precision numbers
   HWY_INLINE Decoder() {}
   HWY_INLINE void Load(const std::uint8_t* p) {
-    words = hn::LoadU(DU16(), reinterpret_cast<const std::uint16_t*>(p));
+    const VU16 words = hn::LoadU(DU16(), reinterpret_cast<const std::uint16_t*>(p));
+    even = HalvesOfE4M3(DU16(), hn::ShiftLeft<8>(words));
+    odd = HalvesOfE4M3(DU16(), words);
   }
+#if HWY_TARGET == HWY_AVX2
+  // Both parts of a chunk, whose words fill one register.
+  static HWY_INLINE void LoadBoth(const std::uint8_t* p, Decoder<Format::kE4M3>* first,
+                                  Decoder<Format::kE4M3>* second) {
+    const hn::FixedTag<std::uint16_t, 16> du;
+    const auto words = hn::LoadU(du, reinterpret_cast<const std::uint16_t*>(p));
+    const auto evens = HalvesOfE4M3(du, hn::ShiftLeft<8>(words));
+    const auto odds = HalvesOfE4M3(du, words);
+    first->even = hn::LowerHalf(evens);
+    first->odd = hn::LowerHalf(odds);
+    second->even = hn::UpperHalf(DU16(), evens);
+    second->odd = hn::UpperHalf(DU16(), odds);
+  }
+#endif
   template <int kElement>
   HWY_INLINE VF Get() const {
-    if constexpr (kElement == 0) return FloatOfE4M3(hn::ShiftLeft<8>(words));
-    return FloatOfE4M3(words);
+    return hn::PromoteTo(DF(), hn::BitCast(DF16(), kElement == 0 ? even : odd));
   }
 };
 
 template <>
 struct Decoder<Format::kMXFP8> : Decoder<Format::kE4M3> {
   HWY_INLINE Decoder() {}
+};
+
+// Codes of E4M3 as they are read: whether a NaN was among them.
+#if HWY_TARGET == HWY_AVX2
+using DCodes = hn::FixedTag<std::uint8_t, 32>;  // a whole chunk
+#else
+using DCodes = DBytesOf16;  // one part
+#endif
+class NaNCodes {
+ public:
+  HWY_INLINE NaNCodes() : largest_(hn::Zero(DCodes())) {}
+  HWY_INLINE void Note(const std::uint8_t* p) {
+    const DCodes d;
+    largest_ = hn::Max(largest_, hn::And(hn::LoadU(d, p), hn::Set(d, std::uint8_t{0x7f})));
+  }
+  HWY_INLINE bool Any() const {
+    const DCodes d;
+    return !hn::AllFalse(d, hn::Eq(largest_, hn::Set(d, std::uint8_t{0x7f})));
+  }
+
+ private:
+  hn::Vec<DCodes> largest_;
 };
 
 #if HWY_TARGET <= HWY_AVX3

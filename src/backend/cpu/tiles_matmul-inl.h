@@ -24,6 +24,9 @@ constexpr std::int64_t kBlockColumns = 1024;
 constexpr std::int64_t kTileRows = 64;
 constexpr std::int64_t kTileBatch = 16;
 
+// Weights are read at least this far ahead.
+constexpr std::int64_t kAheadBytes = 2048;
+
 template <Format F>
 struct Shape {
   static constexpr bool kMX = F == Format::kMXFP8 || F == Format::kMXFP4;
@@ -35,7 +38,7 @@ struct Shape {
   // One activation: this many rows and parts of rows at a time, so that their chains of fmas
   // overlap. With group scales a chain ends with its chunk and two rows are enough.
   static constexpr int kRows = kMX && kParts > 1 ? 2 : F == Format::kBF16 ? 4 : 3;
-  static constexpr int kRowParts = kMX ? HWY_MIN(kParts, 2) : 1;
+  static constexpr int kRowParts = kMX || kHasNaNCodes ? HWY_MIN(kParts, 2) : 1;
 };
 
 // One stored row from its first column in the range.
@@ -72,15 +75,15 @@ HWY_INLINE unsigned Accumulate(const Row* rows, std::int64_t chunks, std::int64_
                                const float* HWY_RESTRICT x, VF* HWY_RESTRICT sums) {
   static_assert(kParts % kP == 0);
   using S = Shape<F>;
-  const DBytesOf16 dbytes;
+  constexpr bool kWholeChunks = S::kHasNaNCodes && HWY_TARGET == HWY_AVX2 && kP == 2;
+  constexpr int kCodeWords = HWY_TARGET == HWY_AVX2 ? 16 : kN;  // of one NaNCodes::Note
   const std::uint8_t* data[kR];
   const std::uint8_t* scales[kR];
-  hn::Vec<DBytesOf16> largest[kR];
+  NaNCodes codes[kR];
 #pragma GCC unroll 8
   for (int r = 0; r < kR; ++r) {
     data[r] = rows[r].data;
     scales[r] = rows[r].scales;
-    largest[r] = hn::Zero(dbytes);
   }
   for (std::int64_t c = 0; c < chunks; ++c) {
 #pragma GCC unroll 8
@@ -93,11 +96,14 @@ HWY_INLINE unsigned Accumulate(const Row* rows, std::int64_t chunks, std::int64_
       for (int i = 0; i < kR * kP; ++i) {
         const int r = i / kP;
         const int part = first + i % kP;
-        decoders[i].Load(data[r] + part * kN * Decoder<F>::kWordBytes);
+        const std::uint8_t* words = data[r] + part * kN * Decoder<F>::kWordBytes;
+        if constexpr (kWholeChunks) {
+          if (part == 0) Decoder<F>::LoadBoth(words, &decoders[i], &decoders[i + 1]);
+        } else {
+          decoders[i].Load(words);
+        }
         if constexpr (S::kHasNaNCodes) {
-          const auto code =
-              hn::And(hn::BitCast(dbytes, decoders[i].words), hn::Set(dbytes, std::uint8_t{0x7f}));
-          largest[r] = hn::Max(largest[r], code);
+          if (part * kN % kCodeWords == 0) codes[r].Note(words);
         }
         if constexpr (!S::kMX) {
 #pragma GCC unroll 8
@@ -131,8 +137,7 @@ HWY_INLINE unsigned Accumulate(const Row* rows, std::int64_t chunks, std::int64_
   if constexpr (S::kHasNaNCodes) {
 #pragma GCC unroll 8
     for (int r = 0; r < kR; ++r) {
-      const auto nan_code = hn::Eq(largest[r], hn::Set(dbytes, std::uint8_t{0x7f}));
-      if (!hn::AllFalse(dbytes, nan_code)) nan_rows |= 1U << r;
+      if (codes[r].Any()) nan_rows |= 1U << r;
     }
   }
   return nan_rows;
@@ -159,6 +164,13 @@ HWY_INLINE unsigned Block(const Row* rows, std::int64_t chunks, std::int64_t ahe
   return nan;
 }
 
+// Stored bytes of that many columns, or of one part of them (an odd last E2M1 value: its byte).
+template <Format F>
+constexpr std::int64_t ColumnBytes(std::int64_t columns) {
+  return F == Format::kMXFP4 ? (columns + 1) / 2
+                             : columns * Decoder<F>::kWordBytes / Shape<F>::kPerWord;
+}
+
 // The last, partial chunk of a row, copied and filled up with zeros.
 template <Format F>
 struct Tail {
@@ -167,8 +179,7 @@ struct Tail {
 
   HWY_INLINE void Fill(const Row& row, std::int64_t columns) {
     constexpr bool kNibbles = F == Format::kMXFP4;
-    const std::int64_t bytes =
-        kNibbles ? (columns + 1) / 2 : columns * Decoder<F>::kWordBytes / Shape<F>::kPerWord;
+    const std::int64_t bytes = ColumnBytes<F>(columns);
     std::memcpy(data, row.data, static_cast<std::size_t>(bytes));
     if (kNibbles && columns % 2 != 0) data[bytes - 1] &= 0x0f;
     if (Shape<F>::kMX) {
@@ -193,9 +204,7 @@ struct Problem {
   HWY_INLINE Row At(std::int64_t o, std::int64_t c) const {
     const std::int64_t column = col_begin + c * Shape<F>::kChunkColumns;
     Row row;
-    row.data =
-        static_cast<const std::uint8_t*>(w.data) + o * w.row_bytes +
-        (F == Format::kMXFP4 ? column / 2 : column * Decoder<F>::kWordBytes / Shape<F>::kPerWord);
+    row.data = static_cast<const std::uint8_t*>(w.data) + o * w.row_bytes + ColumnBytes<F>(column);
     row.scales = Shape<F>::kMX ? static_cast<const std::uint8_t*>(w.scales) +
                                      o * w.scale_row_bytes + column / 32
                                : nullptr;
@@ -212,6 +221,32 @@ struct Problem {
   }
 };
 
+// The last, partial chunk of kR rows times one activation (all of it, permuted).
+template <Format F, int kR>
+HWY_INLINE unsigned AddTails(const Row* rows, std::int64_t chunks, std::int64_t tail_columns,
+                             const float* xp, VF* HWY_RESTRICT sums) {
+  unsigned nan = 0;
+  for (int r = 0; r < kR; ++r) {
+    Row last = rows[r];
+    last.data += chunks * Shape<F>::kChunkBytes;
+    if constexpr (Shape<F>::kMX) last.scales += chunks * Shape<F>::kChunkScales;
+    Tail<F> tail;
+    tail.Fill(last, tail_columns);
+    const Row row{tail.data, tail.scales};
+    nan |=
+        Accumulate<F, 1, 1, 1>(&row, 1, 0, xp + chunks * Shape<F>::kChunkColumns, sums + r * kParts)
+        << r;
+  }
+  return nan;
+}
+
+// How far ahead of kR rows to fetch: whole groups of them, as many as kAheadBytes asks for.
+template <int kR>
+HWY_INLINE std::int64_t Ahead(const Matrix& w) {
+  const std::int64_t group = w.row_bytes * kR;
+  return group >= kAheadBytes ? group : (kAheadBytes + group - 1) / group * group;
+}
+
 // kR rows times one activation.
 template <Format F, int kR>
 HWY_INLINE void RowsTimesOne(const Problem<F>& problem, std::int64_t o, const float* xp, float* y) {
@@ -221,15 +256,9 @@ HWY_INLINE void RowsTimesOne(const Problem<F>& problem, std::int64_t o, const fl
   for (VF& sum : sums) sum = hn::Zero(DF());
   // The rows after these are fetched meanwhile.
   unsigned nan = Accumulate<F, kR, Shape<F>::kRowParts, 1>(rows, problem.chunks,
-                                                           problem.w.row_bytes * kR, xp, sums);
+                                                           Ahead<kR>(problem.w), xp, sums);
   if (problem.tail_columns != 0) {
-    const float* tail_x = xp + problem.chunks * Shape<F>::kChunkColumns;
-    for (int r = 0; r < kR; ++r) {
-      Tail<F> tail;
-      tail.Fill(problem.At(o + r, problem.chunks), problem.tail_columns);
-      const Row row{tail.data, tail.scales};
-      nan |= Accumulate<F, 1, 1, 1>(&row, 1, 0, tail_x, sums + r * kParts) << r;
-    }
+    nan |= AddTails<F, kR>(rows, problem.chunks, problem.tail_columns, xp, sums);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kR; ++r) {

@@ -127,7 +127,8 @@ HWY_INLINE VF Values(const std::uint8_t* p) {
     // exponent of all ones.
     const auto nan = hn::Eq(hn::And(code, hn::Set(du16, std::uint16_t{0x7f})),
                             hn::Set(du16, std::uint16_t{0x7f}));
-    const VF finite = FloatOfE4M3(hn::ShiftLeft<8>(code));
+    const VF finite =
+        hn::PromoteTo(DF(), hn::BitCast(DF16(), HalvesOfE4M3(DU16(), hn::ShiftLeft<8>(code))));
     const VU lanes = hn::PromoteTo(DU(), hn::VecFromMask(du16, nan));
     return AsFloat(hn::Or(hn::BitCast(DU(), finite), hn::Mul(lanes, hn::Set(DU(), 0x8000U))));
   }

@@ -127,6 +127,16 @@ void matmul(const Matrix& w, std::int64_t row_begin, std::int64_t row_end, std::
   }
 }
 
+void matmul_split(const Matrix& w, std::int64_t row_begin, std::int64_t row_end,
+                  const std::int64_t* columns, const std::int64_t* offsets, std::int64_t parts,
+                  const float* xp, float* y) {
+  for (std::int64_t o = row_begin; o < row_end; ++o) {
+    for (std::int64_t j = 0; j < parts; ++j) {
+      y[(o - row_begin) * parts + j] = dot(w, o, columns[j], columns[j + 1], xp + offsets[j]);
+    }
+  }
+}
+
 void weighted_sum(const Matrix& v, const float* p, float* out) {
   std::fill_n(out, v.cols, 0.0F);
   const float factor = activation_factor(v.format);
@@ -214,6 +224,7 @@ const Tiles kScalarTiles = {
     .name = "scalar",
     .permute = permute,
     .matmul = matmul,
+    .matmul_split = matmul_split,
     .weighted_sum = weighted_sum,
     .sum_squares = sum_squares,
     .scale_by_norm = scale_by_norm,

@@ -10,6 +10,7 @@
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
 #include "backend/cpu/tiles_matmul-inl.h"
 #include "backend/cpu/tiles_rows-inl.h"
+#include "backend/cpu/tiles_split-inl.h"
 
 #if HWY_TARGET == HWY_AVX2
 #define MONOLAYER_TILES kAvx2Tiles
@@ -29,6 +30,7 @@ const Tiles MONOLAYER_TILES = {
     .name = MONOLAYER_TILES_NAME,
     .permute = HWY_NAMESPACE::Permute,
     .matmul = HWY_NAMESPACE::Matmul,
+    .matmul_split = HWY_NAMESPACE::MatmulSplit,
     .weighted_sum = HWY_NAMESPACE::WeightedSum,
     .sum_squares = HWY_NAMESPACE::SumSquares,
     .scale_by_norm = HWY_NAMESPACE::ScaleByNorm,
