@@ -6,7 +6,7 @@ export MONOLAYER_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 BIN := build/cpu/bin/monolayer
 QUESTION ?= Tom has 12 apples. Anna gives Tom 7 more apples. How many apples does Tom have?
 
-.PHONY: cuda help setup build demo test test-long test-asan test-tsan test-aarch64 lint format bench fuzz fuzz-short clean
+.PHONY: cuda help setup build demo test test-long test-asan test-tsan test-aarch64 lint format bench bench-peers fuzz fuzz-short clean
 
 help:
 	@echo "make demo       build, then answer a question with the embedded model"
@@ -16,6 +16,7 @@ help:
 	@echo "make cuda       the CUDA build (needs nvcc 13; not part of make test)"
 	@echo "make lint       clang-format and clang-tidy, both must be clean"
 	@echo "make bench      benchmarks with bytes, GB/s and the share of the read stream"
+	@echo "make bench-peers  decode beside llama.cpp, compiled from PyPI into .venv-peers"
 	@echo "make fuzz       all fuzzers, FUZZ_SECONDS (600) each"
 	@echo "make test-long  sanitizers, long comparisons, NEON emulated, a minute of each fuzzer"
 
@@ -86,6 +87,14 @@ bench:
 	@cmake --preset cpu -DBUILD_TESTING=ON >/dev/null
 	@cmake --build --preset cpu -j $(JOBS)
 	@scripts/run_benches.sh build/cpu
+
+bench-peers: build
+	@scripts/setup.sh build
+	@echo "bench-peers: compiling llama-cpp-python into .venv-peers (minutes, once), then timing both"
+	@test -x .venv-peers/bin/python || python3 -m venv .venv-peers
+	@CMAKE_ARGS="-DGGML_NATIVE=ON -DGGML_CUDA=OFF -DGGML_BLAS=OFF -DLLAVA_BUILD=OFF" \
+	  .venv-peers/bin/pip install --quiet -r bench/peers/llamacpp/requirements.txt
+	@.venv-peers/bin/python bench/peers/llamacpp/run.py --monolayer $(BIN)
 
 FUZZ_SECONDS ?= 600
 fuzz:
