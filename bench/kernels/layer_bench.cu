@@ -264,7 +264,8 @@ void Bench::build() {
   p.mid = allocate<std::uint16_t>(80 * 768);
   p.table = allocate<cuda::Table>(1);
   p.barrier = allocate<std::uint32_t>(cuda::kBarrierWords);
-  p.carry = allocate<float>(static_cast<std::uint64_t>(blocks) * 16 * 16 * 8);
+  p.carry = allocate<float>(6144 * 16 * 8);
+  p.normed = allocate<std::uint16_t>(16 * 6144);
   p.record = allocate<cuda::Record>(1);
   CHECK(cudaMemset(p.record, 0, sizeof(cuda::Record)));
   p.deadline_ns = 2'000'000'000;

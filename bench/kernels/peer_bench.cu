@@ -312,7 +312,8 @@ void Rank::build(const Options& o, const Rank* whole) {
   p.router = own<float>(cuda::kRouterParts * 16 * 128);
   p.mid = own<std::uint16_t>(80ULL * width);
   p.table = own<cuda::Table>(1);
-  p.carry = own<float>(static_cast<std::uint64_t>(blocks) * 16 * 16 * 8);
+  p.carry = own<float>(kHidden * 16ULL * 8);
+  p.normed = own<std::uint16_t>(16ULL * kHidden);
   p.record = own<cuda::Record>(1);
   CHECK(cudaMemset(p.record, 0, sizeof(cuda::Record)));
   p.deadline_ns = 2'000'000'000;

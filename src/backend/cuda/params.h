@@ -118,6 +118,8 @@ enum Stage : int {
   kGateUp,
   kDown,
   kHead,
+  kInputNorm,  // of more rows than a product takes at once, in the fused kernel
+  kPostNorm,
   kStages
 };
 
@@ -149,7 +151,7 @@ struct Params {
   Matrix lm_head;
 
   std::uint16_t *hidden, *middle;  // [rows, hidden], residual stream before and after attention
-  std::uint16_t* normed;           // [rows, hidden], after the final norm
+  std::uint16_t* normed;  // [rows, hidden], after the final norm; before it the fused kernel's
   float* projected;  // [kProjectionParts, kMaxRows, projected_stride], sums of parts, unscaled
   std::uint16_t* q;  // [rows, heads, head_dim], scaled as products take them
   float* scores;     // [rows, index_heads, score_stride], one per 16 keys
@@ -159,7 +161,7 @@ struct Params {
   float* router;            // [parts, rows, 16 * row groups]
   std::uint16_t* mid;       // [slots, mid_width], scaled
   Table* table;
-  float* carry;   // [blocks, 16 rows, 16, parts]: a block's own, between batches of down
+  float* carry;   // [row groups of down, 16, 16 rows, parts]: between batches of experts
   float* logits;  // [logit_rows, vocab]
   std::int32_t score_stride, max_chunks;
   std::int32_t projected_stride;  // of a row of sums: the row groups of the projections

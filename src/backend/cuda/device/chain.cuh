@@ -121,13 +121,29 @@ __device__ __forceinline__ void heads_and_next(Context& c) {
   __syncwarp();
   prefetch_layer(c, layer);
 }
+__device__ __forceinline__ void input_norm_stage(Context& c) {
+  norm_rows(c, c.p.hidden, c.layer().input_norm);
+}
+__device__ __forceinline__ void post_norm_stage(Context& c) {
+  norm_rows(c, c.p.middle, c.layer().post_norm);
+}
 // One sparse layer of the fused kernel; false once the block gave up. Blocks without work in a
 // stage neither wait for what it reads nor arrive.
 __device__ __forceinline__ bool fused_layer(State& state, int l) {
   const Params& p = shared().params;
   const int block = block_of_rank();
-  if (!wait_for(l - 1, kDown, kQkv)) return false;
   state.layers_done = l - p.first_layer;
+  state.normed = norms_apart();
+  if (state.normed) {
+    if (block < arrivals(kInputNorm)) {
+      if (!wait_for(l - 1, kDown, kInputNorm)) return false;
+      state = run<input_norm_stage>(state);
+      arrive(l, kInputNorm);
+    }
+    if (!wait_for(l, kInputNorm, kQkv)) return false;
+  } else if (!wait_for(l - 1, kDown, kQkv)) {
+    return false;
+  }
   state = run<qkv_stage>(state);
   arrive(l, kQkv);
   prefetch_keys(state);
@@ -147,7 +163,16 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
   if (!wait_for(l, kMerge, kOutput)) return false;
   state = run<output_stage>(state);
   arrive(l, kOutput);
-  if (!wait_for(l, kOutput, kRouter)) return false;
+  if (state.normed) {
+    if (block < arrivals(kPostNorm)) {
+      if (!wait_for(l, kOutput, kPostNorm)) return false;
+      state = run<post_norm_stage>(state);
+      arrive(l, kPostNorm);
+    }
+    if (!wait_for(l, kPostNorm, kRouter)) return false;
+  } else if (!wait_for(l, kOutput, kRouter)) {
+    return false;
+  }
   state = run<router_in_step>(state);
   const Layer& layer = shared().layers[state.layers_done & 1];
   if (!kOnePass && items_of(layer.router, block, blocks_of_rank()).units > 0) arrive(l, kRouter);

@@ -17,6 +17,7 @@ struct State {
   int staged;  // layout in which x holds the step's normed rows after attention; -1: it does not
   int layers_done;  // of the run; the layer's copy in Shared::layers goes by its parity
   int routed;       // which half of gate_up
+  bool normed;      // rows come from Params::normed
 };
 
 // Fixed part of shared memory; the ring follows, then the activations, then sums.

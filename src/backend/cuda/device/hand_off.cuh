@@ -12,6 +12,7 @@ __device__ __forceinline__ int arrivals(int stage) {
   const Shape& shape = s.params.shape;
   int units = blocks_of_rank();
   if (stage == kAttend) units = rows_of(s.step) * shape.kv_heads * s.step.max_chunks[1];
+  if (stage == kInputNorm || stage == kPostNorm) units = rows_of(s.step);
   if (stage == kMerge) units = rows_of(s.step) * shape.heads;
   if (stage == kRouter) {
     const Matrix& m = s.layers[0].router;
@@ -66,7 +67,7 @@ __device__ __noinline__ bool wait_for(int layer, int stage, int next) {
         break;
       }
     }
-    stamp(next == kQkv ? layer + 1 : layer, next, 0);
+    stamp(stage == kDown ? layer + 1 : layer, next, 0);
   }
   sync();
   return s.abort == 0;

@@ -105,8 +105,8 @@ __device__ __forceinline__ void gate_up_passes(Context& c, bool routed) {
       routed ? layer.shared_gate_up.row_groups : 0, rows, c.block, c.blocks, [&](const Run& run) {
         if (!by_slot || c.staged != Layout(m).id()) {
           const int pass = run.place(0).pass;
-          stage_norm(m, c.p.middle, layer.post_norm, by_slot ? rows : t.count[pass],
-                     by_slot ? Rows{0, nullptr} : Rows{t.first[pass], t.slot_row}, nullptr);
+          stage_normed(c, m, c.p.middle, layer.post_norm, by_slot ? rows : t.count[pass],
+                       by_slot ? Rows{0, nullptr} : Rows{t.first[pass], t.slot_row});
           if (by_slot) c.staged = Layout(m).id();
         }
         gate_up_units(c, run, by_slot);
@@ -313,7 +313,10 @@ __device__ __forceinline__ void down_rows(Context& c) {
     // A batch that is not the last of its groups leaves its sums in c.p.carry.
     const int width = batch.groups * 16;
     const int total = rows * width * parts;
-    float* carried = c.p.carry + static_cast<std::int64_t>(c.block) * kMaxRows * 16 * parts;
+    const auto carried = [&](int at, int r, int part) {
+      return c.p.carry +
+             (static_cast<std::int64_t>(batch.group * 16 + at) * kMaxRows + r) * parts + part;
+    };
 #pragma unroll 1
     for (int i = c.thread; (i & ~31) < total; i += kThreads) {
       const bool in = i < total;
@@ -323,10 +326,10 @@ __device__ __forceinline__ void down_rows(Context& c) {
       const int at = place_of - r * width;
       float sum = 0;
       if (in) {
-        if (batch.first > 0) sum = carried[i];
+        if (batch.first > 0) sum = *carried(at, r, part);
         sum = add_experts(c, products + (at >> 4) * slots * parts * 16, r, part, parts, at & 15,
                           first_slot, batch.end_slot, sum);
-        if (!batch.complete) carried[i] = sum;
+        if (!batch.complete) *carried(at, r, part) = sum;
       }
       sum = add_parts(parts, sum);
       const int out = batch.group * 16 + at;

@@ -63,7 +63,7 @@ __device__ __forceinline__ void qkv_stage(Context& c) {
 #pragma unroll 1
   for (int first = 0; first < pass_rows(c); first += kColumns) {
     const int n = min(kColumns, c.rows() - first);
-    stage_norm(m, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr}, nullptr);
+    stage_normed(c, m, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr});
     scattered_product<ProjectionKind>(
         c, m, n,
         [&](int part, int column_of, int row) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void router_products(Context& c) {
 #pragma unroll 1
   for (int first = 0; first < pass_rows(c); first += kColumns) {
     const int n = min(kColumns, c.rows() - first);
-    stage_norm(m, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr}, nullptr);
+    stage_normed(c, m, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr});
     scattered_product<RouterKind>(
         c, m, n,
         [&](int part, int column_of, int row) {

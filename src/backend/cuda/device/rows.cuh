@@ -81,7 +81,7 @@ struct Rows {
 // and every warp makes the factors itself.
 __device__ __forceinline__ void norm_in_registers(const std::uint16_t* from,
                                                   const std::uint16_t* weight, int row_bytes, int n,
-                                                  const Rows& row_of) {
+                                                  const Rows& row_of, std::uint16_t* out) {
   constexpr int kTogether = kOneRow ? 1 : 4;
   Shared& s = shared();
   const int thread = static_cast<int>(threadIdx.x);
@@ -134,6 +134,12 @@ __device__ __forceinline__ void norm_in_registers(const std::uint16_t* from,
       auto* to = reinterpret_cast<uint4*>(x + (first + r) * row_bytes);
       to[0] = scale_by_norm(v[r][0], w[0], f);
       if (second) to[kThreads] = scale_by_norm(v[r][1], w[1], f);
+      if (kOnePass || out == nullptr) continue;
+      auto* copy = reinterpret_cast<uint4*>(
+                       out + static_cast<std::int64_t>(row_of(first + r)) * hidden) +
+                   thread;
+      copy[0] = to[0];
+      if (second) copy[kThreads] = to[kThreads];
     }
   }
   sync();
@@ -143,7 +149,7 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
                                         std::uint16_t* out) {
   if constexpr (kM3) {
     if (!kOnePass) sync();  // whoever still reads x
-    norm_in_registers(from, weight, m.row_bytes, n, row_of);
+    norm_in_registers(from, weight, m.row_bytes, n, row_of, out);
     return;
   }
   constexpr int kVectors = (kMaxHidden + kThreads * 8 - 1) / (kThreads * 8);
@@ -231,6 +237,33 @@ __device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int
     const int vector = i - row * vectors;
     copy_async(c.x + (first + row) * row_bytes + layout.at(vector * 8), at(row) + vector * 8);
   }
+}
+
+// More rows than a product takes at once: blocks norm a row each, for all to stage.
+__device__ __forceinline__ bool norms_apart() {
+  return kM3 && !kOnePass && rows_of(shared().step) > kColumns;
+}
+__device__ __forceinline__ void norm_rows(Context& c, const std::uint16_t* from,
+                                          const std::uint16_t* weight) {
+#pragma unroll 1
+  for (int row = c.block; row < c.rows(); row += c.blocks) {
+    stage_norm(c.layer().qkv, from, weight, 1, Rows{row, nullptr}, c.p.normed);
+  }
+}
+// Rows row_of(0..n-1) of `from`, normed, for a product with m.
+__device__ __forceinline__ void stage_normed(Context& c, const Matrix& m, const std::uint16_t* from,
+                                             const std::uint16_t* weight, int n,
+                                             const Rows& row_of) {
+  if (!c.normed) {
+    stage_norm(m, from, weight, n, row_of, nullptr);
+    return;
+  }
+  sync(c);  // whoever still reads x
+  stage_rows(c, Layout(m), m.row_bytes, 0, n, [&](int r) {
+    return c.p.normed + static_cast<std::int64_t>(row_of(r)) * hidden_of(c.p.shape);
+  });
+  wait_copies();
+  sync(c);
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

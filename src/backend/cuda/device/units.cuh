@@ -99,13 +99,13 @@ __device__ __forceinline__ int down_pass(const Table& t, int i) {
   return i < routed ? t.shared_passes + i : i - routed;
 }
 
-// The down projection's batches: some row groups times some passes at once, as many as shared
-// memory holds activations and sums of.
+// The down projection's batches: some passes, as many as shared memory holds activations of, times
+// some row groups, as many as it holds sums of; all row groups of a block, then the next passes.
 struct DownBatch {
   int group, groups;
   int first, end;            // passes, in the order of down_pass
   int first_slot, end_slot;  // their slots
-  bool complete;             // the last of these row groups
+  bool complete;             // the last of their row groups
   // Units of the routed experts (part 0) and of the shared one (1): row groups of a pass together.
   __device__ Run run(const Layer& layer, const Table& t, int part) const {
     const int routed = t.passes - t.shared_passes;
@@ -141,24 +141,22 @@ __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer
   const int row_bytes = max(shape.row_bytes, layer.shared_down.row_bytes);
   const int sums = 2 * red_entries_of(p) * red_columns_of(p) / shape.parts;
   const int capacity = min(p.x_bytes / row_bytes, sums);
-  const int together = t.slots <= capacity ? max(1, sums / t.slots) : 1;
+  int slot = 0;
 #pragma unroll 1
-  for (int g = mine.begin; g < mine.end; g += together) {
-    int slot = 0;
+  for (int i = 0; i < t.passes;) {
+    const int first = i;
+    const int first_slot = slot;
 #pragma unroll 1
-    for (int i = 0; i < t.passes;) {
-      DownBatch batch{g, min(together, mine.end - g), i, i, slot, slot, false};
+    while (i < t.passes) {
+      const int n = t.count[down_pass(t, i)];
+      if (slot + n - first_slot > capacity) break;
+      slot += n;
+      ++i;
+    }
+    const int together = max(1, sums / (slot - first_slot));
 #pragma unroll 1
-      while (i < t.passes) {
-        const int n = t.count[down_pass(t, i)];
-        if (slot + n - batch.first_slot > capacity) break;
-        slot += n;
-        ++i;
-      }
-      batch.end = i;
-      batch.end_slot = slot;
-      batch.complete = i == t.passes;
-      f(batch);
+    for (int g = mine.begin; g < mine.end; g += together) {
+      f(DownBatch{g, min(together, mine.end - g), first, i, first_slot, slot, i == t.passes});
     }
   }
 }
