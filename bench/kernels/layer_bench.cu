@@ -460,6 +460,12 @@ int main(int argc, char** argv) {
                   *std::min_element(fused_ms.begin(), fused_ms.end()) * 1e3 / b.layers, stream_rate,
                   same ? "true" : "false");
     json += line;
+    std::uint64_t digest = 0;  // of the result, to compare builds
+    for (const std::uint16_t v : native_out) digest = (digest ^ v) * 0x100000001b3ULL;
+    std::snprintf(line, sizeof line, ", \"digest\": \"%016llx\"",
+                  static_cast<unsigned long long>(digest));
+    json += line;
+    std::printf("     digest %016llx\n", static_cast<unsigned long long>(digest));
     first_row = false;
     // Timeline of the fused kernel: cycles of work and of waiting, mean over layers and blocks.
     const std::size_t per_layer = static_cast<std::size_t>(cuda::kStages) * 2 * b.blocks;

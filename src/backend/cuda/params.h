@@ -97,6 +97,7 @@ struct Step : StepRows {
 // then the shared expert's. Passes are up to 8 slots of one expert, the shared expert's come first.
 struct Table {
   std::int32_t shared_passes, passes, slots;
+  std::int32_t most;                                 // slots of a routed pass
   std::int16_t expert[kMaxRows * (kMaxChosen + 1)];  // of a pass; -1: shared expert or dense MLP
   std::int16_t first[kMaxRows * (kMaxChosen + 1)];   // slot
   std::int16_t count[kMaxRows * (kMaxChosen + 1)];
@@ -152,9 +153,9 @@ struct Params {
 
   std::uint16_t *hidden, *middle;  // [rows, hidden], residual stream before and after attention
   std::uint16_t* normed;  // [rows, hidden], after the final norm; before it the fused kernel's
-  float* projected;  // [kProjectionParts, kMaxRows, projected_stride], sums of parts, unscaled
-  std::uint16_t* q;  // [rows, heads, head_dim], scaled as products take them
-  float* scores;     // [rows, index_heads, score_stride], one per 16 keys
+  float* projected;       // [kProjectionParts, kMaxRows, projected_stride], sums of parts, unscaled
+  std::uint16_t* q;       // [rows, heads, head_dim], scaled as products take them
+  float* scores;          // [rows, index_heads, score_stride], one per 16 keys
   std::int32_t* block_ids;  // [rows, index_heads, topk]
   float* partials;          // [rows, kv_heads, max_chunks, partial_floats()]
   std::uint16_t* attended;  // [rows, heads * head_dim], scaled

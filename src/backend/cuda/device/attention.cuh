@@ -272,8 +272,10 @@ __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
 }
 __device__ __forceinline__ void merge_stage(Context& c) {
   constexpr int kQuarters = 4;
+  const int block = c.block - first_to_merge(kM3 || c.layer().sparse != 0);
+  if (block < 0) return;
 #pragma unroll 1
-  for (int task = c.warp / kQuarters * c.blocks + c.block; task < c.rows() * c.p.shape.heads;
+  for (int task = c.warp / kQuarters * c.blocks + block; task < c.rows() * c.p.shape.heads;
        task += c.blocks * (kWarps / kQuarters)) {
     merge_head(c, task, c.warp % kQuarters);
   }

@@ -155,7 +155,8 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
     state = run<attend_stage>(state);
     arrive(l, kAttend);
   }
-  if (block < arrivals(kMerge)) {
+  const int merging = block - first_to_merge(true);
+  if (merging >= 0 && merging < arrivals(kMerge)) {
     if (!wait_for(l, kAttend, kMerge)) return false;
     state = run<merge_stage>(state);
     arrive(l, kMerge);

@@ -147,6 +147,15 @@ __device__ __forceinline__ int passes(int rows) {
 // What rows are counted to in steps of kColumns: one step, if it is known to be one.
 __device__ __forceinline__ int pass_rows(const Context& c) { return kOnePass ? 1 : c.rows(); }
 
+// The first block that merges: the one after those that attend, if there are enough. Code that a
+// block does not run does not push out of the instruction cache what it will run again.
+__device__ __forceinline__ int first_to_merge(bool sparse) {
+  const Shared& s = shared();
+  const Shape& shape = s.params.shape;
+  const int attend = rows_of(s.step) * shape.kv_heads * s.step.max_chunks[sparse ? 1 : 0];
+  return attend + rows_of(s.step) * shape.heads <= blocks_of_rank() ? attend : 0;
+}
+
 // Slots of the routed experts; the shared expert's follow.
 __device__ __forceinline__ int routed_slots(const Shared& s, const Layer& layer) {
   return kM3 || layer.moe != 0 ? rows_of(s.step) * chosen_of(s.params.shape) : 0;

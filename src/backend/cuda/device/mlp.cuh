@@ -8,22 +8,21 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 // The expert's activation from sums of `units` units, first.. of a run, that `red` holds.
 __device__ __forceinline__ void activate(const Context& c, const Run& run, int first, int units,
-                                         const float* red) {
+                                         int log_columns, const float* red) {
   const Matrix& m = run.m;
   const Table& t = c.s.table;
   const Shape& s = c.p.shape;
   const int parts = wide_parts(m);
   const int log_parts = 31 - __clz(parts);
   const int width = red_columns_of(c.p);
-  const int log_width = 31 - __clz(width);
-  const int total = units * 8 * width * parts;
+  const int total = units * 8 * parts << log_columns;
 #pragma unroll 1
   for (int i = c.thread; (i & ~31) < total; i += kThreads) {
     const int part = i & (parts - 1);
     const int at = i >> log_parts;
-    const int column_of = at & (width - 1);
-    const int j = at >> log_width & 7;
-    const int k = at >> log_width >> 3;
+    const int column_of = at & ((1 << log_columns) - 1);
+    const int j = at >> log_columns & 7;
+    const int k = at >> log_columns >> 3;
     const bool in = i < total;
     const float* from = red + ((k * parts + part) * 16 + j) * width + column_of;
     float gate = add_parts(parts, in ? from[0] : 0.0F);
@@ -59,6 +58,9 @@ __device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool b
   const Table& t = c.s.table;
   const int parts = wide_parts(m);
   const int own = c.lane >> 2;
+  // Most columns that any of these units has, a power of two of them.
+  const int most = c.routed != 0 && by_slot ? t.most : t.count[run.place(0).pass];
+  const int log_columns = kOneRow || most <= 1 ? 0 : 32 - __clz(most - 1);
   const int half_floats = red_entries_of(c.p) * 16 * red_columns_of(c.p);
 #pragma unroll 1
   for (int first = 0;; first += run.batch, ++c.batches) {
@@ -85,7 +87,7 @@ __device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool b
       const int before = half ^ 1;
       wait_red(c, &c.s.red_done[before], c.batches - 1 >> 1 & 1);
       activate(c, run, first - run.batch, min(run.batch, run.units - first + run.batch),
-               c.red + before * half_floats);
+               log_columns, c.red + before * half_floats);
       __syncwarp();
       if (c.lane == 0) mbarrier_arrive(&c.s.red_free[before]);
     }
@@ -100,17 +102,17 @@ __device__ __forceinline__ void gate_up_passes(Context& c, bool routed) {
   const Matrix& m = routed ? layer.gate_up : layer.shared_gate_up;
   const int rows = c.rows();
   const bool by_slot = kOnePass || rows <= kColumns;
-  gate_up_runs(
-      m, routed ? t.shared_passes : 0, routed ? t.passes : t.shared_passes,
-      routed ? layer.shared_gate_up.row_groups : 0, rows, c.block, c.blocks, [&](const Run& run) {
-        if (!by_slot || c.staged != Layout(m).id()) {
-          const int pass = run.place(0).pass;
-          stage_normed(c, m, c.p.middle, layer.post_norm, by_slot ? rows : t.count[pass],
-                       by_slot ? Rows{0, nullptr} : Rows{t.first[pass], t.slot_row});
-          if (by_slot) c.staged = Layout(m).id();
-        }
-        gate_up_units(c, run, by_slot);
-      });
+  gate_up_runs(m, routed ? t.shared_passes : 0, routed ? t.passes : t.shared_passes,
+               routed ? layer.shared_gate_up.row_groups : 0, rows, c.block, c.blocks,
+               [&](const Run& run) {
+                 if (!by_slot || c.staged != Layout(m).id()) {
+                   const int pass = run.place(0).pass;
+                   stage_normed(c, m, c.p.middle, layer.post_norm, by_slot ? rows : t.count[pass],
+                                by_slot ? Rows{0, nullptr} : Rows{t.first[pass], t.slot_row});
+                   if (by_slot) c.staged = Layout(m).id();
+                 }
+                 gate_up_units(c, run, by_slot);
+               });
 }
 
 // Gate and up of the expert that every row goes to (or of a dense layer's MLP), which needs no
@@ -314,8 +316,8 @@ __device__ __forceinline__ void down_rows(Context& c) {
     const int width = batch.groups * 16;
     const int total = rows * width * parts;
     const auto carried = [&](int at, int r, int part) {
-      return c.p.carry +
-             (static_cast<std::int64_t>(batch.group * 16 + at) * kMaxRows + r) * parts + part;
+      return c.p.carry + (static_cast<std::int64_t>(batch.group * 16 + at) * kMaxRows + r) * parts +
+             part;
     };
 #pragma unroll 1
     for (int i = c.thread; (i & ~31) < total; i += kThreads) {

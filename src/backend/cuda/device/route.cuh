@@ -121,6 +121,7 @@ __device__ __forceinline__ void share_table(Context& c) {
     }
   }
   if (c.thread == 0) {
+    t.most = 1;
     t.shared_passes = t.passes = shared ? passes(rows) : 0;
     t.slots = first + (shared ? rows : 0);
   }
@@ -203,7 +204,9 @@ __device__ __forceinline__ void build_table(Context& c) {
       const int expert = t.chosen[row][k];
       t.expert[pass] = static_cast<std::int16_t>(expert);
       t.first[pass] = static_cast<std::int16_t>(slot);
-      t.count[pass] = static_cast<std::int16_t>(min(kColumns, together - earlier));
+      const int count = min(kColumns, together - earlier);
+      t.count[pass] = static_cast<std::int16_t>(count);
+      if (count > 1) atomicMax(&t.most, count);
     }
     if (c.thread == 0) t.passes = all;
   }

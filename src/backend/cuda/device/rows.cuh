@@ -135,9 +135,9 @@ __device__ __forceinline__ void norm_in_registers(const std::uint16_t* from,
       to[0] = scale_by_norm(v[r][0], w[0], f);
       if (second) to[kThreads] = scale_by_norm(v[r][1], w[1], f);
       if (kOnePass || out == nullptr) continue;
-      auto* copy = reinterpret_cast<uint4*>(
-                       out + static_cast<std::int64_t>(row_of(first + r)) * hidden) +
-                   thread;
+      auto* copy =
+          reinterpret_cast<uint4*>(out + static_cast<std::int64_t>(row_of(first + r)) * hidden) +
+          thread;
       copy[0] = to[0];
       if (second) copy[kThreads] = to[kThreads];
     }
