@@ -494,7 +494,8 @@ int main(int argc, char** argv) {
           const double w = at(l, stage, 1) - at(l, stage, 0);
           work[stage] += w;
           largest[stage] = std::max(largest[stage], w);
-          waited[stage] += at(l, stage, 0) - previous;
+          // A stage may begin before the one before it has ended: a warp hands over its own part.
+          waited[stage] += static_cast<std::int32_t>(at(l, stage, 0) - previous);
           previous = at(l, stage, 1);
         }
         total += previous - at(l - 1, cuda::kDown, 1);

@@ -209,7 +209,7 @@ Status Chain::bind_ranks(const cpu::CachePool& cache) {
   std::vector<Params> all;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = *ranks_[i];
-    ML_RETURN_IF_ERROR(rank.bind(cache.options(), pages, blocks_));
+    ML_RETURN_IF_ERROR(rank.bind(cache.options(), pages));
     Params& p = rank.params();
     p.step = device_step_;
     p.pages = device_pages_;

@@ -67,7 +67,7 @@ void Rank::set_shape(const cpu::CacheOptions& options) {
   s.score_scale = 1.0F / std::sqrt(static_cast<float>(c.head_dim)) * options.k_scale;
 }
 
-Status Rank::bind(const cpu::CacheOptions& options, std::int64_t pages, int blocks) {
+Status Rank::bind(const cpu::CacheOptions& options, std::int64_t pages) {
   buffers_.clear();
   params_ = {};
   set_shape(options);

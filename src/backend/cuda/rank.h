@@ -25,7 +25,7 @@ class Rank {
   // Caches and step buffers for a pool of this many pages and these types, `blocks` blocks a
   // launch. Everything of params() but what ranks share: step, pages, barrier, record, mail, test
   // switches.
-  Status bind(const cpu::CacheOptions& options, std::int64_t pages, int blocks);
+  Status bind(const cpu::CacheOptions& options, std::int64_t pages);
   void unbind() { buffers_.clear(); }
 
   const m3::RankShape& shape() const { return shape_; }

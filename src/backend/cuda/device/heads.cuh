@@ -202,9 +202,10 @@ __device__ __forceinline__ void prefetch_keys(const State& state) {
   if (step.score == 0) return;
   const int groups = step.max_groups;
   const int bytes = index_dim_of(s) * (index_fp8_of(s) != 0 ? 1 : 2);  // of a key
+  constexpr int kMost = 4 * kWarps;  // more would delay what it is to save
   const Share mine(rows_of(step) * groups, c.block, c.blocks);
 #pragma unroll 1
-  for (int task = mine.begin + c.warp; task < mine.end; task += kWarps) {
+  for (int task = mine.begin + c.warp; task < min(mine.end, mine.begin + kMost); task += kWarps) {
     const int row = row_of_task(task, groups);
     const int group = task - row * groups;
     if (group > step.position[row] / 16) continue;
