@@ -150,6 +150,7 @@ __device__ __forceinline__ int pass_rows(const Context& c) { return kOnePass ? 1
 // The first block that merges: the one after those that attend, if there are enough. Code that a
 // block does not run does not push out of the instruction cache what it will run again.
 __device__ __forceinline__ int first_to_merge(bool sparse) {
+  if (!kM3) return 0;
   const Shared& s = shared();
   const Shape& shape = s.params.shape;
   const int attend = rows_of(s.step) * shape.kv_heads * s.step.max_chunks[sparse ? 1 : 0];
