@@ -9,8 +9,6 @@
 namespace monolayer::cuda {
 namespace {
 
-#define ML_CUDA(call) ML_RETURN_IF_ERROR(cuda_status((call), #call))
-
 // What a rank tells its peers of its region.
 struct Introduction {
   std::int64_t process = 0;

@@ -7,8 +7,6 @@
 
 namespace monolayer::cuda {
 
-#define ML_CUDA(call) ML_RETURN_IF_ERROR(cuda_status((call), #call))
-
 Result<std::unique_ptr<Rank>> Rank::create(const m3::ModelConfig& config,
                                            const m3::ModelWeights& weights,
                                            const m3::RankShape& shape) {

@@ -1,0 +1,317 @@
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "backend/cpu/head.h"
+#include "backend/cuda/chain.h"
+#include "backend/cuda/exchange.h"
+#include "core/dtype.h"
+
+namespace monolayer::cuda {
+namespace {
+
+std::size_t column_plan(std::int64_t rows) {
+  std::size_t i = 0;
+  while (i + 1 < kColumnPlans.size() && kColumnPlans[i] < rows) ++i;
+  return i;
+}
+
+}  // namespace
+
+template <typename T>
+Result<std::vector<T>> Chain::download(const T* from, std::int64_t count) {
+  std::vector<T> values(static_cast<std::size_t>(count));
+  ML_CUDA(cudaMemcpyAsync(values.data(), from, values.size() * sizeof(T), cudaMemcpyDeviceToHost,
+                          stream_));
+  ML_CUDA(cudaStreamSynchronize(stream_));
+  return values;
+}
+
+void Chain::fill_step(std::int64_t first, std::int64_t rows, bool all_logits) {
+  Step& s = *host_step_;
+  std::memset(&s, 0, sizeof s);
+  s.rows = static_cast<std::int32_t>(rows);
+  std::vector<std::int32_t> table_of;  // sequence ids in the order of their tables
+  std::int64_t deepest = 0;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const cpu::PlannedRow& row = plan_.row(first + r);
+    const auto i = static_cast<std::size_t>(r);
+    s.token[i] = row.token;
+    s.position[i] = static_cast<std::int32_t>(row.position);
+    deepest = std::max(deepest, row.position);
+    if (table_of.empty() || table_of.back() != row.sequence) {
+      const auto& pages = plan_.sequences()[static_cast<std::size_t>(row.sequence)].pages;
+      const auto at = static_cast<std::ptrdiff_t>(table_of.size()) * params().table_stride;
+      std::copy(pages.begin(), pages.end(), host_pages_.begin() + at);
+      table_of.push_back(row.sequence);
+    }
+    s.table[i] = static_cast<std::int32_t>(table_of.size()) - 1;
+    rope_.angles(row.position, s.rope[i], s.rope[i] + rope_.pairs());
+  }
+  s.max_groups = static_cast<std::int32_t>(deepest / 16 + 1);
+  s.max_chunks[0] = static_cast<std::int32_t>(deepest / kPageTokens + 1);
+  if (config_.any_sparse()) {
+    const std::int64_t blocks = deepest / config_.block_size + 1;
+    s.max_chunks[1] = static_cast<std::int32_t>(std::min(blocks, config_.topk_blocks));
+    s.score = blocks > config_.topk_blocks ? 1 : 0;
+  }
+  for (std::int64_t i = 0; i < plan_.logit_rows(); ++i) {
+    const std::int64_t row = plan_.logit_row(i);
+    if (all_logits || row < first || row >= first + rows) continue;
+    s.logit_row[s.logit_rows++] = static_cast<std::int32_t>(row - first);
+  }
+  if (all_logits) {
+    s.logit_rows = s.rows;
+    for (int r = 0; r < s.rows; ++r) s.logit_row[r] = r;
+  }
+}
+
+Status Chain::launch_layer(Params p, int layer) {
+  p.first_layer = layer;
+  p.last_layer = layer + 1;
+  const Layer& l = layers()[static_cast<std::size_t>(layer)];
+  for (int stage = kQkv; stage <= kDown; ++stage) {
+    if (stage == kShared || (stage == kRouter && l.moe == 0)) continue;
+    ML_CUDA(launch_stage(static_cast<Stage>(stage), p, m3_layer(p.shape, l), blocks_, stream_));
+  }
+  return {};
+}
+
+Status Chain::launch_fused_run(Params p, int first, int last) {
+  p.first_layer = first;
+  p.last_layer = last;
+  ML_CUDA(cudaMemsetAsync(barriers_, 0, ranks_.size() * kBarrierWords * sizeof(std::uint32_t),
+                          stream_));
+  const bool m3 = std::all_of(layers().begin() + first, layers().begin() + last,
+                              [&](const Layer& l) { return m3_layer(p.shape, l); });
+  ML_CUDA(launch_fused(p, m3, blocks_, stream_));
+  return {};
+}
+
+// Everything between the upload of the step and the logits.
+Status Chain::launch(const Params& p) {
+  if (peers_ != nullptr) ML_CUDA(launch_begin_step(p, stream_));
+  ML_CUDA(launch_stage(kEmbed, p, false, blocks_, stream_));
+  const auto count = static_cast<int>(layers().size());
+  const auto fusible = [&](int i) {
+    const Layer& l = layers()[static_cast<std::size_t>(i)];
+    return l.sparse != 0 && l.moe != 0;
+  };
+  for (int i = 0; i < count;) {
+    int end = i;
+    while (end < count && fusible(end)) ++end;
+    if (options_.path == Path::kMono && end > i) {
+      ML_RETURN_IF_ERROR(launch_fused_run(p, i, end));
+      i = end;
+    } else {
+      ML_RETURN_IF_ERROR(launch_layer(p, i++));
+    }
+  }
+  ML_CUDA(launch_stage(kHead, p, false, blocks_, stream_));
+  return {};
+}
+
+// What a layer has chosen: every KV head by the first rank that has it, experts by rank 0.
+Status Chain::trace_layer(std::int64_t layer, m3::TraceSink& sink) {
+  const Step& s = *host_step_;
+  const Layer& l = layers()[static_cast<std::size_t>(layer)];
+  for (const auto& rank : ranks_) {
+    const m3::RankShape& shape = rank->shape();
+    const std::int64_t heads = rank->config().index_heads;
+    // Ranks that share a KV head follow each other.
+    const bool tells = shape.first_head == shape.first_kv_head * config_.group_size();
+    if (l.sparse != 0 && tells) {
+      const std::int64_t per_row = heads * config_.topk_blocks;
+      ML_ASSIGN_OR_RETURN(const auto ids, download(rank->params().block_ids, s.rows * per_row));
+      for (std::int64_t r = 0; r < s.rows; ++r) {
+        const std::int64_t count =
+            std::min(config_.topk_blocks, s.position[r] / config_.block_size + 1);
+        for (std::int64_t head = 0; head < heads; ++head) {
+          sink.blocks(layer, s.position[r], shape.first_kv_head + head,
+                      {ids.data() + r * per_row + head * config_.topk_blocks,
+                       static_cast<std::size_t>(count)},
+                      {});
+        }
+      }
+    }
+    if (l.moe == 0 || shape.rank != 0) continue;
+    ML_ASSIGN_OR_RETURN(const auto table, download(rank->params().table, 1));
+    for (std::int64_t r = 0; r < s.rows; ++r) {
+      sink.experts(layer, s.position[r],
+                   {table[0].chosen[r], static_cast<std::size_t>(config_.experts_per_token)}, {});
+    }
+  }
+  return {};
+}
+
+Status Chain::trace(const Params& p, m3::TraceSink& sink) {
+  const Step& s = *host_step_;
+  const std::int64_t hidden = config_.hidden_size;
+  std::vector<float> row(static_cast<std::size_t>(hidden));
+  const auto show = [&](std::int64_t layer, const std::vector<std::uint16_t>& values) {
+    for (std::int64_t r = 0; r < s.rows && ranks_.front()->shape().rank == 0; ++r) {
+      for (std::int64_t i = 0; i < hidden; ++i) {
+        row[static_cast<std::size_t>(i)] =
+            bf16_to_f32(values[static_cast<std::size_t>(r * hidden + i)]);
+      }
+      sink.hidden(layer, s.position[r], row);
+    }
+  };
+  if (peers_ != nullptr) ML_CUDA(launch_begin_step(p, stream_));
+  ML_CUDA(launch_stage(kEmbed, p, false, blocks_, stream_));
+  for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+    ML_ASSIGN_OR_RETURN(const auto entering, download(p.hidden, s.rows * hidden));
+    show(layer, entering);
+    const Layer& l = layers()[static_cast<std::size_t>(layer)];
+    if (options_.path == Path::kMono && l.sparse != 0 && l.moe != 0) {
+      ML_RETURN_IF_ERROR(launch_fused_run(p, static_cast<int>(layer), static_cast<int>(layer) + 1));
+    } else {
+      ML_RETURN_IF_ERROR(launch_layer(p, static_cast<int>(layer)));
+    }
+    ML_RETURN_IF_ERROR(trace_layer(layer, sink));
+  }
+  ML_CUDA(launch_stage(kHead, p, false, blocks_, stream_));
+  ML_ASSIGN_OR_RETURN(const auto normed, download(p.normed, s.rows * hidden));
+  show(config_.num_layers, normed);
+  return {};
+}
+
+// Captured at the first use of a plan; the same launches afterwards.
+Status Chain::replay(std::size_t plan) {
+  Params p = params();
+  divide_memory(kColumnPlans[plan], p);
+  if (!options_.graphs) return launch(p);
+  if (graphs_[plan] == nullptr) {
+    ML_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    const Status status = launch(p);
+    cudaGraph_t graph = nullptr;
+    const cudaError_t error = cudaStreamEndCapture(stream_, &graph);
+    if (!status.ok() || error != cudaSuccess) {
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      ML_RETURN_IF_ERROR(status);
+      return cuda_status(error, "graph capture");
+    }
+    const cudaError_t made = cudaGraphInstantiate(&graphs_[plan], graph, 0);
+    cudaGraphDestroy(graph);
+    ML_RETURN_IF_ERROR(cuda_status(made, "graph"));
+  }
+  ML_CUDA(cudaGraphLaunch(graphs_[plan], stream_));
+  return {};
+}
+
+Status Chain::check_record() {
+  Record r{};
+  if (peers_ != nullptr) {
+    ML_ASSIGN_OR_RETURN(r, peers_->read_record(0));
+  } else {
+    if (options_.path != Path::kMono) return {};
+    ML_ASSIGN_OR_RETURN(const auto record, download(params().record, 1));
+    r = record[0];
+  }
+  if (r.set == 0) return {};
+  // On one device nobody waits any more and the next step may work; a group has failed for good.
+  if (peers_ == nullptr) ML_CUDA(cudaMemset(params().record, 0, sizeof(Record)));
+  if (peers_ != nullptr && options_.group == nullptr) ML_RETURN_IF_ERROR(peers_->clear_records());
+  return {Code::kInternal, peers_ != nullptr ? "CUDA ranks" : "fused kernel", describe_record(r)};
+}
+
+Result<std::vector<float>> Chain::gather_logits(std::int64_t rows) {
+  const std::int64_t vocab = config_.vocab_size;
+  const std::int64_t each = vocab / group_size();
+  std::vector<float> shards;
+  for (const auto& rank : ranks_) {
+    ML_ASSIGN_OR_RETURN(const auto own, download(rank->params().logits, rows * each));
+    shards.insert(shards.end(), own.begin(), own.end());
+  }
+  ML_RETURN_IF_ERROR(check_record());
+  if (options_.group != nullptr) {
+    std::vector<float> all(static_cast<std::size_t>(rows * vocab));
+    ML_RETURN_IF_ERROR(options_.group->all_gather(std::as_bytes(std::span<const float>(shards)),
+                                                  std::as_writable_bytes(std::span<float>(all))));
+    shards = std::move(all);
+  }
+  if (each == vocab) return shards;
+  std::vector<float> logits(shards.size());
+  for (std::int64_t at = 0; at < vocab; at += each) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::copy_n(shards.begin() + at * rows + r * each, each, logits.begin() + r * vocab + at);
+    }
+  }
+  return logits;
+}
+
+Status Chain::run_rows(std::int64_t first, std::int64_t rows, std::vector<float>& logits,
+                       m3::TraceSink* sink) {
+  fill_step(first, rows, sink != nullptr);
+  ML_CUDA(cudaMemcpyAsync(device_pages_, host_pages_.data(), host_pages_.size() * 4,
+                          cudaMemcpyHostToDevice, stream_));
+  ML_CUDA(cudaMemcpyAsync(device_step_, host_step_, sizeof(Step), cudaMemcpyHostToDevice, stream_));
+  if (sink != nullptr) {
+    Params p = params();
+    divide_memory(kMaxRows, p);
+    ML_RETURN_IF_ERROR(trace(p, *sink));
+  } else {
+    ML_RETURN_IF_ERROR(replay(column_plan(rows)));
+  }
+  const std::int64_t vocab = config_.vocab_size;
+  ML_ASSIGN_OR_RETURN(const auto values, gather_logits(host_step_->logit_rows));
+  std::int64_t own = 0;
+  for (std::int64_t i = 0; i < plan_.logit_rows(); ++i) {
+    const std::int64_t row = plan_.logit_row(i) - first;
+    if (row < 0 || row >= rows) continue;
+    const std::int64_t from = sink != nullptr ? row : own++;
+    std::copy_n(values.begin() + from * vocab, vocab, logits.begin() + i * vocab);
+  }
+  return {};
+}
+
+Status Chain::step(std::span<const cpu::StepSequence> sequences, cpu::CachePool& cache,
+                   std::vector<float>& logits, m3::TraceSink* sink) {
+  if (!cache.fits(config_))
+    return {Code::kInvalidArgument, "cache", "the pool was made for another model"};
+  if (options_.group != nullptr) ML_RETURN_IF_ERROR(options_.group->status());
+  ML_CUDA(cudaSetDevice(options_.device));
+  const Status status = run_step(sequences, cache, logits, sink);
+  // Peers must not wait for what this rank will not do any more.
+  if (!status.ok() && options_.group != nullptr) options_.group->fail(status);
+  ML_RETURN_IF_ERROR(status);
+  const std::int64_t bad =
+      cpu::first_non_finite(logits, {0, static_cast<std::int64_t>(logits.size())});
+  if (bad < 0) {
+    if (options_.path == Path::kMono) {
+      ++paths_.mono;
+    } else {
+      ++paths_.native;
+      paths_.why_native = "the native chain was asked for";
+    }
+    return {};
+  }
+  const cpu::PlannedRow& row = plan_.row(plan_.logit_row(bad / config_.vocab_size));
+  return {Code::kInternal, "logits",
+          "not finite at position " + std::to_string(row.position) + " of sequence " +
+              std::to_string(row.sequence)};
+}
+
+Status Chain::run_step(std::span<const cpu::StepSequence> sequences, cpu::CachePool& cache,
+                       std::vector<float>& logits, m3::TraceSink* sink) {
+  try {
+    ML_RETURN_IF_ERROR(plan_.build(sequences, config_, cache));
+    if (bound_ != &cache) {
+      const Status bound = bind(cache);
+      if (options_.group != nullptr) ML_RETURN_IF_ERROR(options_.group->agree(bound).status);
+      ML_RETURN_IF_ERROR(bound);
+    }
+    host_pages_.assign(
+        static_cast<std::size_t>(kMaxRows) * static_cast<std::size_t>(params().table_stride), 0);
+    logits.resize(static_cast<std::size_t>(plan_.logit_rows() * config_.vocab_size));
+    for (std::int64_t first = 0; first < plan_.rows(); first += kMaxRows) {
+      ML_RETURN_IF_ERROR(
+          run_rows(first, std::min<std::int64_t>(kMaxRows, plan_.rows() - first), logits, sink));
+    }
+  } catch (const std::bad_alloc&) {
+    return {Code::kResourceExhausted, "step", "no host memory for the step"};
+  }
+  return {};
+}
+
+}  // namespace monolayer::cuda
