@@ -26,6 +26,11 @@ void MappedFile::Unmap::operator()(State* state) const {
   delete state;
 }
 
+// From here on a file is asked to come in huge pages: a step that reads all of it then waits for
+// fewer address translations. Granted where the file system keeps large folios (ext4 since Linux
+// 6.16) and the file was read into the page cache, not where it was just written.
+constexpr std::size_t kLargeFile = std::size_t{256} << 20;
+
 Result<MappedFile> MappedFile::open(const std::string& path, const MapOptions& options) {
   ML_ASSIGN_OR_RETURN(OpenFile file, OpenFile::open_regular(path));
   MappedFile mapped;
@@ -42,7 +47,7 @@ Result<MappedFile> MappedFile::open(const std::string& path, const MapOptions& o
   state.record = internal::register_mapping(begin, size, state.path.c_str(), state.file.fd());
   // Hints: a kernel or file system that refuses them changes nothing but speed.
   if (options.sequential) ::madvise(begin, size, MADV_SEQUENTIAL);
-  if (options.huge_pages) ::madvise(begin, size, MADV_HUGEPAGE);
+  if (options.huge_pages || size >= kLargeFile) ::madvise(begin, size, MADV_HUGEPAGE);
   return mapped;
 }
 

@@ -73,6 +73,13 @@ def compare_logits(binary, checkpoint, gguf, work, vocabulary):
     }
 
 
+def drop_from_page_cache(path):
+    """Written files lie there in small pages; read back they may come in large ones."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def processor():
     names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
              if line.startswith("model name")]  # fmt: skip
@@ -114,6 +121,8 @@ def main():
         part = gguf.with_suffix(".part")
         Exporter(checkpoint, part).run()
         part.rename(gguf)
+    for path in (checkpoint / "model.safetensors", gguf):
+        drop_from_page_cache(path)
     peer_bytes = bytes_of_token(gguf)
     vocabulary = json.loads((checkpoint / "config.json").read_text())["text_config"]["vocab_size"]
     logits = compare_logits(options.monolayer, checkpoint, gguf, options.work, vocabulary)

@@ -37,7 +37,9 @@ struct Shape {
   static constexpr int kChunkScales = kMX ? kChunkColumns / 32 : 0;
   // One activation: this many rows and parts of rows at a time, so that their chains of fmas
   // overlap. With group scales a chain ends with its chunk and two rows are enough.
-  static constexpr int kRows = kMX && kParts > 1 ? 2 : F == Format::kBF16 ? 4 : 3;
+  static constexpr int kRows = kMX && kParts > 1                                          ? 2
+                               : F == Format::kBF16 || (F == Format::kE4M3 && kParts > 1) ? 4
+                                                                                          : 3;
   static constexpr int kRowParts = kMX || kHasNaNCodes ? HWY_MIN(kParts, 2) : 1;
 };
 
