@@ -1,0 +1,484 @@
+// Ranks of MiniMax-M3 layers with random weights, whole or as shares of a whole, and what runs them
+// on one device or on several.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/device/ptx.cuh"
+#include "backend/cuda/exchange.h"
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/pack.h"
+#include "backend/cuda/peers.h"
+
+namespace cuda = monolayer::cuda;
+using cuda::Format;
+using cuda::Layer;
+using cuda::Matrix;
+using cuda::Params;
+using cuda::Step;
+
+#define CHECK(call)                                                      \
+  do {                                                                   \
+    const cudaError_t check_error = (call);                              \
+    if (check_error != cudaSuccess) {                                    \
+      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, \
+                   cudaGetErrorString(check_error));                     \
+      std::exit(1);                                                      \
+    }                                                                    \
+  } while (false)
+
+namespace bench {
+
+constexpr int kHidden = 6144;
+constexpr int kHead = 128;
+
+__device__ std::uint32_t hash(std::uint64_t x) {
+  x ^= x >> 31;
+  x *= 0x7fb5d329728ea185ULL;
+  x ^= x >> 27;
+  x *= 0x81dadef4bc2dd44dULL;
+  return static_cast<std::uint32_t>(x >> 32);
+}
+
+// kind 0: E4M3 codes without NaN; 1: MXFP4 tiles with scales about 2^-9; 2: BF16 of about 2^-6.
+__global__ void fill(std::uint32_t* out, std::uint64_t words, int kind, std::uint64_t seed) {
+  for (std::uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < words;
+       i += std::uint64_t{gridDim.x} * blockDim.x) {
+    std::uint32_t w = hash(seed + i);
+    if (kind == 0) {
+      w &= 0xF7F7F7F7U;
+    } else if (kind == 1) {
+      if (i % 136 >= 128) w = (w & 0x01010101U) + 0x75757575U;
+    } else {
+      w = (w & 0x807F807FU) | 0x3C803C80U;
+    }
+    out[i] = w;
+  }
+}
+
+// `height` rows of `width` vectors of 16 bytes, from memory of this or another device.
+__global__ void copy(uint4* to, const uint4* from, std::uint64_t pitch, std::uint64_t width,
+                     std::uint64_t height) {
+  for (std::uint64_t i = blockIdx.x * std::uint64_t{blockDim.x} + threadIdx.x; i < width * height;
+       i += std::uint64_t{gridDim.x} * blockDim.x) {
+    to[i] = from[i / width * pitch + i % width];
+  }
+}
+
+// Long enough for the host to hand everything to all devices before any of it runs.
+__global__ void hold(std::uint64_t ns) {
+  const std::uint64_t start = cuda::global_timer();
+  while (cuda::global_timer() - start < ns) {
+  }
+}
+
+struct Options {
+  int layers = 0, context = 8192, runs = 15, ranks = 2;
+  bool stand_in = false;
+  std::vector<int> rows{1, 2, 4, 8, 16};
+};
+
+template <typename T>
+T* allocate(std::uint64_t count) {
+  void* data = nullptr;
+  CHECK(cudaMalloc(&data, std::max<std::uint64_t>(count * sizeof(T), 256)));
+  return static_cast<T*>(data);
+}
+
+// What one rank of `size` holds: all of it on one device.
+struct Rank {
+  int rank = 0, size = 1, device = 0, blocks = 0;
+  int heads = 64, kv_heads = 4, width = 3072;
+  bool m3 = true;
+  Params p{};
+  std::vector<Layer> layers;
+  std::vector<void*> owned;
+  std::uint64_t seed = 1;
+
+  template <typename T>
+  T* own(std::uint64_t count) {
+    T* data = allocate<T>(count);
+    owned.push_back(data);
+    return data;
+  }
+  void release() {
+    CHECK(cudaSetDevice(device));
+    for (void* data : owned) CHECK(cudaFree(data));
+    owned.clear();
+  }
+  unsigned char* random(std::uint64_t bytes, int kind) {
+    auto* data = own<unsigned char>(bytes);
+    fill<<<2048, 256>>>(reinterpret_cast<std::uint32_t*>(data), bytes / 4, kind, seed);
+    CHECK(cudaGetLastError());
+    seed += bytes;
+    return data;
+  }
+  int q_groups() const { return heads * kHead / 16; }
+  int kv_groups() const { return kv_heads * kHead / 16; }
+  int projected() const { return (heads + 3 * kv_heads + 1) * kHead; }
+  int pages(int context) const { return context / 128 + 1; }
+
+  void set_sizes(int of, int among, int on, int its_blocks) {
+    rank = of;
+    size = among;
+    device = on;
+    blocks = its_blocks;
+    heads = 64 / size;
+    kv_heads = std::max(1, 4 / size);
+    width = 3072 / size;
+  }
+  int first_kv() const { return rank * heads / 16; }
+
+  // Random bytes, or of every copy of the whole the row groups from `first` on, and of these the
+  // parts from `part` on.
+  void fill_matrix(Matrix& m, const Matrix* whole, int first, int part, int copies, int kind) {
+    const auto bytes = static_cast<std::uint64_t>(cuda::packed_bytes(m)) * copies;
+    if (whole == nullptr) {
+      m.data = random(bytes, kind);
+      return;
+    }
+    auto* data = own<unsigned char>(bytes);
+    take_groups(data, m, *whole, first, part, m.row_groups, copies);
+    m.data = data;
+  }
+  void take_groups(unsigned char* to, const Matrix& m, const Matrix& whole, int first, int part,
+                   int groups, int copies) {
+    const std::uint64_t part_bytes = static_cast<std::uint64_t>(m.tiles) * m.tile_bytes;
+    for (int c = 0; c < copies; ++c) {
+      const unsigned char* from =
+          whole.data + static_cast<std::uint64_t>(c) * cuda::packed_bytes(whole) +
+          static_cast<std::uint64_t>(first) * whole.group_bytes + part * part_bytes;
+      copy<<<1024, 256>>>(reinterpret_cast<uint4*>(to + std::uint64_t(c) * groups * m.group_bytes),
+                          reinterpret_cast<const uint4*>(from), whole.group_bytes / 16,
+                          m.group_bytes / 16, static_cast<std::uint64_t>(groups));
+      CHECK(cudaGetLastError());
+    }
+  }
+  static float scale_of(int row) { return 1e-4F * (1.0F + static_cast<float>(row % 7) / 8); }
+  float* scales(const std::vector<float>& values) {
+    auto* at = own<float>(values.size());
+    CHECK(cudaMemcpy(at, values.data(), values.size() * 4, cudaMemcpyHostToDevice));
+    return at;
+  }
+
+  // q, k, v, index q, index k: (first row group of the whole, count).
+  std::vector<std::pair<int, int>> projection_groups() const {
+    const int kv = first_kv() * kHead / 16;
+    return {{rank * q_groups(), q_groups()},
+            {512 + kv, kv_groups()},
+            {512 + 32 + kv, kv_groups()},
+            {512 + 64 + kv, kv_groups()},
+            {512 + 96, kHead / 16}};
+  }
+  unsigned char* cache(const unsigned char* whole, int page_count, int of_heads, int first,
+                       int whole_heads) {
+    const std::uint64_t entry = 128 * kHead;
+    const std::uint64_t bytes = entry * of_heads * page_count;
+    if (whole == nullptr) return random(bytes, 0);
+    auto* data = own<unsigned char>(bytes);
+    copy<<<1024, 256>>>(
+        reinterpret_cast<uint4*>(data), reinterpret_cast<const uint4*>(whole + first * entry),
+        whole_heads * entry / 16, of_heads * entry / 16, static_cast<std::uint64_t>(page_count));
+    CHECK(cudaGetLastError());
+    return data;
+  }
+
+  void build(const Options& o, const Rank* whole);
+  void build_layer(Layer& l, const Layer* whole, const Options& o);
+};
+
+void Rank::build_layer(Layer& l, const Layer* whole, const Options& o) {
+  const int parts = 8 / size;
+  l.sparse = l.moe = l.shared = 1;
+  l.qkv = cuda::describe(Format::kE4M3, projected(), kHidden, 8);
+  std::vector<float> factors;
+  for (const auto& [first, count] : projection_groups()) {
+    for (int i = 0; i < count * 16; ++i) factors.push_back(scale_of(first * 16 + i));
+  }
+  if (whole == nullptr) {
+    l.qkv.data = random(static_cast<std::uint64_t>(cuda::packed_bytes(l.qkv)), 0);
+  } else {
+    auto* data = own<unsigned char>(static_cast<std::uint64_t>(cuda::packed_bytes(l.qkv)));
+    l.qkv.data = data;
+    for (const auto& [first, count] : projection_groups()) {
+      take_groups(data, l.qkv, whole->qkv, first, 0, count, 1);
+      data += static_cast<std::uint64_t>(count) * l.qkv.group_bytes;
+    }
+  }
+  l.qkv.row_scale = scales(factors);
+  l.o = cuda::describe(Format::kE4M3, kHidden, heads * kHead, parts);
+  fill_matrix(l.o, whole != nullptr ? &whole->o : nullptr, 0, rank * parts, 1, 0);
+  std::vector<float> o_factors;
+  for (int i = 0; i < kHidden; ++i) o_factors.push_back(scale_of(i + 3));
+  l.o.row_scale = scales(o_factors);
+  l.router = cuda::describe(Format::kBF16, 128, kHidden, cuda::kRouterParts);
+  fill_matrix(l.router, whole != nullptr ? &whole->router : nullptr, 0, 0, 1, 2);
+  l.gate_up = l.shared_gate_up = cuda::describe(Format::kMXFP4, 2 * width, kHidden, 8);
+  l.down = l.shared_down = cuda::describe(Format::kMXFP4, kHidden, width, parts);
+  const int first_width = rank * l.gate_up.row_groups;
+  fill_matrix(l.gate_up, whole != nullptr ? &whole->gate_up : nullptr, first_width, 0, 128, 1);
+  fill_matrix(l.down, whole != nullptr ? &whole->down : nullptr, 0, rank * parts, 128, 1);
+  fill_matrix(l.shared_gate_up, whole != nullptr ? &whole->shared_gate_up : nullptr, first_width, 0,
+              1, 1);
+  fill_matrix(l.shared_down, whole != nullptr ? &whole->shared_down : nullptr, 0, rank * parts, 1,
+              1);
+  l.gate_up_stride = cuda::packed_bytes(l.gate_up);
+  l.down_stride = cuda::packed_bytes(l.down);
+  const int n = 16 * pages(o.context);
+  l.k_cache = cache(whole != nullptr ? whole->k_cache : nullptr, n, kv_heads, first_kv(), 4);
+  l.v_cache = cache(whole != nullptr ? whole->v_cache : nullptr, n, kv_heads, first_kv(), 4);
+  l.index_cache = cache(whole != nullptr ? whole->index_cache : nullptr, n, 1, 0, 1);
+}
+
+void Rank::build(const Options& o, const Rank* whole) {
+  CHECK(cudaSetDevice(device));
+  auto& s = p.shape;
+  s.hidden = kHidden;
+  s.heads = heads;
+  s.kv_heads = s.index_heads = kv_heads;
+  s.group = heads / kv_heads;
+  s.head_dim = s.index_dim = kHead;
+  s.rotary = 64;
+  s.block_size = 128;
+  s.topk = 16;
+  s.local_blocks = 1;
+  s.experts = 128;
+  s.chosen = 4;
+  s.expert_width = s.mid_width = width;
+  s.k_at = heads * kHead;
+  s.v_at = s.k_at + kv_heads * kHead;
+  s.index_q_at = s.v_at + kv_heads * kHead;
+  s.index_k_at = s.index_q_at + kv_heads * kHead;
+  s.projected = projected();
+  s.kv_fp8 = s.index_fp8 = 1;
+  s.eps = 1e-6F;
+  s.routed_scale = 2.0F;
+  s.alpha = 1.702F;
+  s.limit = 7.0F;
+  s.beta = 1.0F;
+  s.k_scale = s.v_scale = s.index_scale = 0.02F;
+  s.score_scale = 0.02F / std::sqrt(128.0F);
+  auto* norm = own<std::uint16_t>(kHidden);
+  CHECK(cudaMemset(norm, 0, kHidden * 2));
+  auto* bias = own<float>(128);
+  CHECK(cudaMemset(bias, 0, 512));
+  for (int i = 0; i < o.layers; ++i) {
+    Layer l;
+    build_layer(l, whole != nullptr ? &whole->layers[static_cast<std::size_t>(i)] : nullptr, o);
+    l.input_norm = l.post_norm = l.q_norm = l.k_norm = l.index_q_norm = l.index_k_norm = norm;
+    l.router_bias = bias;
+    layers.push_back(l);
+  }
+  m3 = cuda::m3_layer(s, layers[0]);
+  auto* device_layers = own<Layer>(layers.size());
+  CHECK(cudaMemcpy(device_layers, layers.data(), layers.size() * sizeof(Layer),
+                   cudaMemcpyHostToDevice));
+  p.layers = device_layers;
+  const int n = pages(o.context);
+  std::vector<std::int32_t> tables(static_cast<std::size_t>(16 * n));
+  for (std::size_t i = 0; i < tables.size(); ++i) tables[i] = static_cast<std::int32_t>(i);
+  auto* device_tables = own<std::int32_t>(tables.size());
+  CHECK(cudaMemcpy(device_tables, tables.data(), tables.size() * 4, cudaMemcpyHostToDevice));
+  p.pages = device_tables;
+  p.table_stride = n;
+  p.hidden = own<std::uint16_t>(16 * kHidden);
+  p.middle = own<std::uint16_t>(16 * kHidden);
+  p.projected_stride = s.projected;
+  p.projected = own<float>(cuda::kProjectionParts * 16ULL * s.projected);
+  p.q = own<std::uint16_t>(16ULL * heads * kHead);
+  p.score_stride = n * 8;
+  p.scores = own<float>(16ULL * kv_heads * p.score_stride);
+  p.block_ids = own<std::int32_t>(16ULL * kv_heads * 16);
+  p.max_chunks = 16;
+  p.partials = own<float>(16ULL * kv_heads * 16 * cuda::partial_floats(s.group, kHead));
+  p.attended = own<std::uint16_t>(16ULL * heads * kHead);
+  p.router = own<float>(cuda::kRouterParts * 16 * 128);
+  p.mid = own<std::uint16_t>(80ULL * width);
+  p.table = own<cuda::Table>(1);
+  p.carry = own<float>(kHidden * 16ULL * 8);
+  p.normed = own<std::uint16_t>(16ULL * kHidden);
+  p.record = own<cuda::Record>(1);
+  CHECK(cudaMemset(p.record, 0, sizeof(cuda::Record)));
+  p.deadline_ns = 2'000'000'000;
+  p.stall_block = p.stall_stage = p.stall_step = -1;
+  p.last_layer = o.layers;
+  CHECK(cudaDeviceSynchronize());
+}
+
+// The ranks of one device, in one launch.
+struct Group {
+  int device = 0, blocks = 0, limit = 0;
+  cudaStream_t stream = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  std::vector<Rank*> ranks;
+  Params* device_params = nullptr;
+  Params* no_peers = nullptr;  // the same without mailboxes
+  std::uint32_t* barriers = nullptr;
+  Step* step = nullptr;
+  Params argument{};
+
+  void open(int on, const std::vector<Rank*>& its) {
+    device = on;
+    ranks = its;
+    blocks = its[0]->blocks;
+    CHECK(cudaSetDevice(device));
+    CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    CHECK(cuda::prepare_kernels(limit));
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CHECK(cudaEventCreate(&begin));
+    CHECK(cudaEventCreate(&end));
+    barriers = allocate<std::uint32_t>(ranks.size() * cuda::kBarrierWords);
+    step = allocate<Step>(1);
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      ranks[i]->p.barrier = barriers + i * cuda::kBarrierWords;
+      ranks[i]->p.step = step;
+    }
+    if (ranks.size() == 1) return;
+    device_params = allocate<Params>(ranks.size());
+    no_peers = allocate<Params>(ranks.size());
+  }
+  void close() {
+    CHECK(cudaSetDevice(device));
+    CHECK(cudaStreamDestroy(stream));
+    CHECK(cudaEventDestroy(begin));
+    CHECK(cudaEventDestroy(end));
+    CHECK(cudaFree(barriers));
+    CHECK(cudaFree(step));
+    if (device_params != nullptr) CHECK(cudaFree(device_params));
+    if (no_peers != nullptr) CHECK(cudaFree(no_peers));
+  }
+  void set_step(int n, int context) {
+    CHECK(cudaSetDevice(device));
+    Step s;
+    std::memset(&s, 0, sizeof s);
+    s.rows = n;
+    s.max_groups = (context - 1) / 16 + 1;
+    s.max_chunks[1] = std::min(16, (context - 1) / 128 + 1);
+    s.max_chunks[0] = (context - 1) / 128 + 1;
+    s.score = s.max_chunks[0] > 16 ? 1 : 0;
+    for (int r = 0; r < n; ++r) {
+      s.position[r] = context - 1;
+      s.table[r] = r;
+      for (int i = 0; i < 32; ++i) {
+        const double angle = s.position[r] * std::pow(5e6, -2.0 * i / 64);
+        s.rope[r][i] = static_cast<float>(std::cos(angle));
+        s.rope[r][32 + i] = static_cast<float>(std::sin(angle));
+      }
+    }
+    CHECK(cudaMemcpy(step, &s, sizeof s, cudaMemcpyHostToDevice));
+    argument = ranks[0]->p;
+    const int row = std::max({ranks[0]->layers[0].qkv.row_bytes, ranks[0]->layers[0].o.row_bytes,
+                              ranks[0]->layers[0].down.row_bytes});
+    if (!cuda::plan_shared_memory(n, row, cuda::attention_bytes(128, true), limit, argument)) {
+      std::fprintf(stderr, "no room in shared memory\n");
+      std::exit(1);
+    }
+    if (ranks.size() == 1) return;
+    std::vector<Params> all;
+    for (const Rank* r : ranks) all.push_back(r->p);
+    CHECK(cudaMemcpy(device_params, all.data(), all.size() * sizeof(Params), cudaMemcpyDefault));
+    for (Params& p : all) p.mail = {};
+    CHECK(cudaMemcpy(no_peers, all.data(), all.size() * sizeof(Params), cudaMemcpyDefault));
+    argument.rank_params = device_params;
+    argument.local_ranks = static_cast<int>(ranks.size());
+  }
+  void reset(int n) {
+    CHECK(cudaSetDevice(device));
+    for (const Rank* r : ranks) {
+      fill<<<64, 256, 0, stream>>>(reinterpret_cast<std::uint32_t*>(r->p.hidden),
+                                   static_cast<std::uint64_t>(n) * kHidden / 2, 2, 99);
+    }
+    CHECK(cudaGetLastError());
+  }
+  void run(bool mono, bool peers) {
+    CHECK(cudaSetDevice(device));
+    Params q = argument;
+    if (!peers) {
+      q.mail = {};
+      if (q.rank_params != nullptr) q.rank_params = no_peers;
+    }
+    const bool m3 = ranks[0]->m3;
+    if (mono) {
+      CHECK(cudaMemsetAsync(barriers, 0, ranks.size() * cuda::kBarrierWords * 4, stream));
+      CHECK(cuda::launch_fused(q, m3, blocks, stream));
+      return;
+    }
+    for (int l = 0; l < argument.last_layer; ++l) {
+      q.first_layer = l;
+      q.last_layer = l + 1;
+      for (int stage = cuda::kQkv; stage <= cuda::kDown; ++stage) {
+        if (stage == cuda::kShared) continue;
+        CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, m3, blocks, stream));
+      }
+    }
+  }
+  void begin_step() {
+    CHECK(cudaSetDevice(device));
+    CHECK(cuda::launch_begin_step(argument, stream));
+  }
+  void finish() {
+    CHECK(cudaSetDevice(device));
+    CHECK(cudaStreamSynchronize(stream));
+    cuda::Record r;
+    CHECK(cudaMemcpy(&r, ranks[0]->p.record, sizeof r, cudaMemcpyDeviceToHost));
+    if (r.set == 0) return;
+    std::printf("GAVE UP: %s\n", cuda::describe_record(r).c_str());
+    std::exit(1);
+  }
+  std::vector<std::uint16_t> hidden(const Rank& r, int n) const {
+    CHECK(cudaSetDevice(device));
+    std::vector<std::uint16_t> values(static_cast<std::size_t>(n) * kHidden);
+    CHECK(cudaMemcpy(values.data(), r.p.hidden, values.size() * 2, cudaMemcpyDeviceToHost));
+    return values;
+  }
+};
+
+int multiprocessors() {
+  int count = 0;
+  CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  return count;
+}
+int device_count() {
+  int count = 0;
+  CHECK(cudaGetDeviceCount(&count));
+  return count;
+}
+
+// Regions of ranks on devices of their own.
+struct DevicePeers {
+  std::vector<unsigned char*> regions;
+  void connect(std::vector<Rank>& ranks) {
+    const auto n = static_cast<int>(ranks.size());
+    for (const Rank& r : ranks) {
+      CHECK(cudaSetDevice(r.device));
+      for (int other = 0; other < n; ++other) {
+        if (other == r.device) continue;
+        const cudaError_t error = cudaDeviceEnablePeerAccess(other, 0);
+        if (error != cudaErrorPeerAccessAlreadyEnabled) CHECK(error);
+        cudaGetLastError();
+      }
+      const auto bytes = static_cast<std::uint64_t>(cuda::mail_bytes(n, kHidden));
+      regions.push_back(allocate<unsigned char>(bytes));
+      CHECK(cudaMemset(regions.back(), 0, bytes));
+      CHECK(cudaDeviceSynchronize());
+    }
+    for (Rank& r : ranks) {
+      for (int to = 0; to < n; ++to) r.p.mail.region[to] = regions[static_cast<std::size_t>(to)];
+      r.p.mail.ranks = n;
+      r.p.mail.rank = r.rank;
+      r.p.record = reinterpret_cast<cuda::Record*>(regions[static_cast<std::size_t>(r.rank)] +
+                                                   cuda::kMailRecord);
+    }
+  }
+};
+
+}  // namespace bench
