@@ -112,7 +112,7 @@ std::string compare_split(Random& random, const Tiles& a, const Tiles& b) {
                  yb.data());
   const std::string what = std::string("matmul_split ") + format_name(format) + " in " +
                            std::to_string(parts) + " parts";
-  const std::string found = difference(what, ya, yb);
+  std::string found = difference(what, ya, yb);
   if (!found.empty()) return found;
   Floats alone(outputs + 1, -7.0F);
   for (std::int64_t o = row_begin; o < row_end; ++o) {
