@@ -1,4 +1,4 @@
-// Words of some rows times some activations, added to their lanes; compiled once per instruction set.
+// Words of some rows times some activations, added to their lanes, once per instruction set.
 #if defined(MONOLAYER_TILES_ACCUMULATE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef MONOLAYER_TILES_ACCUMULATE_INL_H_
 #undef MONOLAYER_TILES_ACCUMULATE_INL_H_
