@@ -71,17 +71,18 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
   ML_ASSIGN_OR_RETURN(run->weights_, load_weights(model, options.progress));
   const std::int64_t pages = (options.context_tokens + m3::kPageTokens - 1) / m3::kPageTokens;
   ML_ASSIGN_OR_RETURN(run->pool_, cpu::CachePool::create(model.config, cache, pages));
+  const std::int64_t longest =
+      options.longest_tokens > 0 ? options.longest_tokens : options.context_tokens;
   const int ranks = options.processes != nullptr ? options.processes->size() : options.ranks;
   cpu::NativeOptions chain{.tiles = run->tiles_};
   if (options.backend != "cuda") {
-    ML_ASSIGN_OR_RETURN(run->policy_,
-                        dispatch::ChainPolicy::create(model.config, run->weights_,
-                                                      {.tensor_parallel = ranks,
-                                                       .max_model_length = options.context_tokens,
-                                                       .kv_cache = cache.kv,
-                                                       .index_cache = cache.index},
-                                                      options.path));
-    chain.fused = run->policy_->any_fused();
+    ML_ASSIGN_OR_RETURN(run->policy_, dispatch::ChainPolicy::create(model.config, run->weights_,
+                                                                    {.tensor_parallel = ranks,
+                                                                     .max_model_length = longest,
+                                                                     .kv_cache = cache.kv,
+                                                                     .index_cache = cache.index},
+                                                                    options.path));
+    chain.fused = true;  // whether a step is, the policy says; it also counts those that are not
     chain.policy = run->policy_.get();
   }
   if (options.backend == "cuda") {

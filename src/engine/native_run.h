@@ -29,6 +29,7 @@ struct NativeRunOptions {
   int threads = 0;              // 0: one per physical core
   std::string kv_cache_dtype = "auto";
   std::int64_t context_tokens = 0;       // what the caches must hold
+  std::int64_t longest_tokens = 0;       // of one sequence; 0: as many
   std::string context_flag = "context";  // named when it does not fit
   std::string tiles;                     // kernel variant; empty: the best
   // "native": op by op. "auto": fused where deployment and step allow it. "mono": the same, but a

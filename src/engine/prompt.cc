@@ -14,6 +14,22 @@ namespace monolayer::engine {
 
 namespace {
 
+// Parts of a content list that are not text: what the first one is, or empty.
+std::string odd_part(const jinja::Value& content) {
+  const auto& parts = content.list().items;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const std::string at = "content[" + std::to_string(i) + "]";
+    if (parts[i].is(jinja::Kind::kString)) continue;
+    if (!parts[i].is(jinja::Kind::kDict)) return at + " must be an object";
+    const auto* type = parts[i].dict().find(std::string_view("type"));
+    if (type == nullptr || !type->is(jinja::Kind::kString) || type->str().bytes != "text")
+      return at + ".type must be text: the model takes nothing else";
+    const auto* text = parts[i].dict().find(std::string_view("text"));
+    if (text == nullptr || !text->is(jinja::Kind::kString)) return at + ".text must be a string";
+  }
+  return {};
+}
+
 // A template passes over roles and contents that it does not know; the answer would be to another
 // question than the one in the file.
 Status check_messages(const ChatInput& input, const std::string& subject) {
@@ -34,6 +50,9 @@ Status check_messages(const ChatInput& input, const std::string& subject) {
     if (absent ? role != "assistant"
                : !content->is(jinja::Kind::kString) && !content->is(jinja::Kind::kList))
       return {Code::kInvalidArgument, subject, at + ".content must be a string or a list of parts"};
+    if (absent || !content->is(jinja::Kind::kList)) continue;
+    if (const std::string odd = odd_part(*content); !odd.empty())
+      return {Code::kInvalidArgument, subject, at + "." + odd};
   }
   return ok_status();
 }

@@ -125,6 +125,8 @@ struct Rank {
     // Reading a large model's weights takes its time on every rank.
     ML_ASSIGN_OR_RETURN(
         group, tp::join_process_group(memory, rank, options.ranks, Deadline(seconds(3600))));
+    ML_RETURN_IF_ERROR(group->agree_same(policy.any_fused() ? 1 : 0, "whether steps may be fused",
+                                         Deadline(seconds(3600))));
     ML_ASSIGN_OR_RETURN(const m3::RankShape shape,
                         m3::rank_shape(model.config, rank, options.ranks));
     int threads = options.threads;
@@ -138,7 +140,7 @@ struct Rank {
                                                      options.cache, options.pages));
     cpu::NativeOptions native_options;
     native_options.tiles = options.tiles;
-    native_options.fused = policy.any_fused();
+    native_options.fused = true;
     native_options.policy = &policy;
     native_options.group = group.get();
     ML_ASSIGN_OR_RETURN(native, cpu::Native::create(model.config, weights, *team, native_options));
@@ -184,7 +186,7 @@ int serve_rank(const OpenModel& model, const RankProcessOptions& options, int me
   if (status.ok()) {
     auto made = dispatch::ChainPolicy::create(model.config, *weights,
                                               {.tensor_parallel = options.ranks,
-                                               .max_model_length = options.context_tokens,
+                                               .max_model_length = options.longest_tokens,
                                                .kv_cache = options.cache.kv,
                                                .index_cache = options.cache.index},
                                               options.path);

@@ -22,8 +22,8 @@ struct RankProcessOptions {
   cpu::CacheOptions cache;
   std::int64_t pages = 0;
   const cpu::Tiles* tiles = nullptr;
-  std::int64_t context_tokens = 0;                               // that the caches hold
-  std::string path = "native";                                   // as NativeRunOptions::path
+  std::int64_t longest_tokens = 0;  // of one sequence
+  std::string path = "auto";        // as NativeRunOptions::path, which rank 0 goes by
   Deadline::Clock::duration order_timeout = Deadline::kDefault;  // for the ranks to take one
 };
 

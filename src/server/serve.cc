@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/text_io.h"
 #include "engine/draft_model.h"
 #include "engine/engine.h"
 #include "engine/native_run.h"
@@ -68,11 +69,13 @@ Result<std::shared_ptr<ServedModel>> served_model(const ServeOptions& options,
     served->chat_missing = chat.status().to_string();
   }
   if (!options.chat_template_kwargs.empty()) {
-    const Json kwargs = Json::parse(options.chat_template_kwargs, nullptr, false);
-    if (!kwargs.is_object())
-      return Status(Code::kInvalidArgument, "--default-chat-template-kwargs",
-                    "must be a JSON object");
-    served->chat_defaults = kwargs;
+    constexpr const char* kFlag = "--default-chat-template-kwargs";
+    const auto kwargs = parse_json(options.chat_template_kwargs, kFlag);  // no key twice
+    if (!kwargs.ok())
+      return Status(Code::kInvalidArgument, kFlag,
+                    "must be a JSON object; " + kwargs.status().message());
+    if (!kwargs->is_object()) return Status(Code::kInvalidArgument, kFlag, "must be a JSON object");
+    served->chat_defaults = *kwargs;
   }
   return served;
 }
@@ -119,7 +122,7 @@ Status start_processes(const ServeOptions& options, Loaded& loaded) {
   ranks.threads = static_cast<int>(options.threads);
   ML_ASSIGN_OR_RETURN(ranks.cache, engine::cache_options(options.kv_cache_dtype));
   ranks.pages = (loaded.tokens + m3::kPageTokens - 1) / m3::kPageTokens;
-  ranks.context_tokens = loaded.tokens;
+  ranks.longest_tokens = loaded.engine_options.scheduler.max_model_len;
   ranks.path = options.path;
   ML_ASSIGN_OR_RETURN(loaded.processes, engine::RankProcesses::start(*loaded.model, ranks));
   return ok_status();
@@ -130,6 +133,7 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
   run_options.threads = static_cast<int>(options.threads);
   run_options.kv_cache_dtype = options.kv_cache_dtype;
   run_options.context_tokens = loaded.tokens;
+  run_options.longest_tokens = loaded.engine_options.scheduler.max_model_len;
   run_options.context_flag = "the KV cache";
   run_options.path = options.path;
   run_options.ranks = static_cast<int>(options.ranks);

@@ -25,6 +25,27 @@ class ChainPolicyTest : public ::testing::Test {
     EXPECT_TRUE(made.ok()) << made.status().to_string();
     return std::move(made).value();
   }
+  // Runs one step of four rows by the policy, which must send it native; how often for `reason`.
+  std::int64_t native_steps_of(ChainPolicy& policy, std::string_view reason) {
+    auto team = cpu::ThreadTeam::create({.threads = 1});
+    auto pool = cpu::CachePool::create(model_.config, {}, 1);
+    cpu::NativeOptions options;
+    options.fused = true;
+    options.policy = &policy;
+    auto native = cpu::Native::create(model_.config, model_.weights, **team, options);
+    EXPECT_TRUE(native.ok()) << native.status().to_string();
+    const std::vector<std::int32_t> tokens{1, 2, 3, 4}, pages{0};
+    cpu::StepSequence sequence;
+    sequence.tokens = tokens;
+    sequence.pages = pages;
+    std::vector<float> logits;
+    const Status status = (*native)->step({&sequence, 1}, **pool, logits, nullptr);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    EXPECT_EQ(1, (*native)->paths().native);
+    EXPECT_EQ(policy.deployment_reason(), (*native)->paths().why_native);
+    return count_of(policy.counters(), reason);
+  }
+
   RandomModel model_{test::nano_config(), {}, 11};
 };
 
@@ -72,6 +93,7 @@ TEST_F(ChainPolicyTest, ADeploymentThatIsRefusedFallsBackOrSaysWhy) {
   EXPECT_NE(policy->deployment_reason().find("layer_mix: is layer 4 with sparse attention"),
             std::string::npos)
       << policy->deployment_reason();
+  EXPECT_EQ(1, native_steps_of(*policy, kReasonDeployment));
   const auto refused = ChainPolicy::create(model_.config, model_.weights, {}, "mono");
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(Code::kUnsupported, refused.status().code());
@@ -80,6 +102,8 @@ TEST_F(ChainPolicyTest, ADeploymentThatIsRefusedFallsBackOrSaysWhy) {
 
 TEST_F(ChainPolicyTest, TheOperatorsChoice) {
   EXPECT_FALSE(make("native")->any_fused());
+  const auto native = make("native");
+  EXPECT_EQ(1, native_steps_of(*native, kReasonChosen));
   EXPECT_EQ("native was chosen", make("native")->deployment_reason());
   EXPECT_TRUE(make("mono")->any_fused());
   EXPECT_EQ("--path: 'fast' is not one of auto, native, mono",

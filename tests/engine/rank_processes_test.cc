@@ -41,7 +41,7 @@ class RankProcessesTest : public ::testing::Test {
     options_.ranks = 2;
     options_.threads = 2;
     options_.pages = kPages;
-    options_.context_tokens = kPages * 128;
+    options_.longest_tokens = kPages * 128;
   }
   void start() {
     auto processes = RankProcesses::start(*model_, options_);

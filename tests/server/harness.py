@@ -20,12 +20,12 @@ QUESTION = "Tom has 12 apples. Anna gives Tom 7 more apples. How many apples doe
 
 
 class Server:
-    def __init__(self, *flags, threads=1, few_files=None):
+    def __init__(self, *flags, threads=1, files=None):
         command = [BINARY, "serve", "--host", "127.0.0.1", "--port", "0", "--threads", str(threads),
                    "--quiet", *flags]
         self.port = None
-        if few_files is not None:  # neither the program nor its children can have more
-            command = ["prlimit", f"--nofile={few_files}:{few_files}", *command]
+        if files is not None:  # soft and hard limit of open files
+            command = ["prlimit", f"--nofile={files}", *command]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log = []
         self.listening = threading.Event()

@@ -75,7 +75,8 @@ struct NativeOptions {
   // Layers of steps of at most 16 rows, 8 of a sequence, run through the fused path, with the same
   // bits; all other steps op by op.
   bool fused = false;
-  // With `fused`: asked before every step; null: whatever the limits above allow. Borrowed.
+  // With `fused`: asked before every step, and may let none through; null: whatever the limits
+  // above allow. Borrowed.
   PathPolicy* policy = nullptr;
 };
 
