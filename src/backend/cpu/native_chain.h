@@ -79,7 +79,7 @@ class NativeChain : public Native {
   const Tiles& tiles_;
   const std::int64_t row_tile_;
   m3::ChoiceSource* const choices_;
-  tp::Group* const group_;  // null: one rank
+  tp::Group* const group_;    // null: one rank
   PathPolicy* const policy_;  // of the fused path; null: its limits alone
 
   const m3::Rope rope_;

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <vector>
 
-#include "checkpoint/quantized_tensor.h"
 #include "../fuzz_check.h"
+#include "checkpoint/quantized_tensor.h"
 
 namespace {
 

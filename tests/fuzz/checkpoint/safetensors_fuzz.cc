@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
 #include "../fuzz_check.h"
+#include "checkpoint/safetensors.h"
 
 using monolayer::SafetensorsFile;
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "checkpoint/shard_index.h"
 #include "../fuzz_check.h"
+#include "checkpoint/shard_index.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
