@@ -27,7 +27,7 @@ __device__ bool fence(const Params& p, std::int64_t slots, Region region, std::u
     std::uint64_t seen = 0;
     for (std::uint32_t polls = 1; (seen = acquire_word(slot)) < step; ++polls) {
       if (polls % 64 != 0) continue;
-      if (load_relaxed(&p.record->set) != 0) return false;
+      if (is_set(p.record)) return false;
       const std::uint64_t time = now();
       if (start == 0) start = time;
       if (time - start < p.deadline_ns) continue;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kBeginThreads)
   if (threadIdx.x == 0) {
     std::uint64_t* counter = mail_at(m, m.rank, kMailStep);
     const std::uint64_t next = load_word(counter) + 1;
-    const bool failed = load_relaxed(&p.record->set) != 0;
+    const bool failed = is_set(p.record);
     if (!failed) store_word(counter, next);
     step = !failed && fence(p, kMailFence, kFence, next) ? next : 1;
   }

@@ -24,6 +24,8 @@ inline constexpr int kRouterParts = 16;      // of a router's K
 
 inline constexpr int kPageTokens = 128;
 
+static_assert(kMailRows == kMaxRows, "a place in the mailbox for every row of a step");
+
 // Columns kept of a sum, and sums of (row group, part) that meet at once, in steps of `rows` rows.
 inline constexpr int red_columns(int rows) { return rows > 4 ? 8 : rows > 2 ? 4 : 2; }
 inline constexpr int red_entries(int rows) { return rows > 4 ? 16 : 32; }

@@ -27,7 +27,7 @@ __device__ __forceinline__ bool open_mailbox() {
     s.site_words = static_cast<std::int32_t>(mail_word(m.ranks, hidden, 1, 0, 0, 0));
     s.step_tag = mail_step_tag(load_word(mail_at(m, m.rank, kMailStep)));
     s.tested = p.stall_block >= 0 || m.delay_ns != 0 ? 1 : 0;
-    if (load_relaxed(&p.record->set) != 0) s.abort = 1;
+    if (is_set(p.record)) s.abort = 1;
   }
   __syncthreads();
   return s.abort == 0;

@@ -28,7 +28,7 @@ __device__ __noinline__ bool give_up(std::uint64_t& start, Place at, std::uint32
   Shared& s = shared();
   const Params& p = s.params;
   if (s.abort != 0) return true;
-  if (load_relaxed(&p.record->set) != 0) {
+  if (is_set(p.record)) {
     s.abort = 1;
     return true;
   }

@@ -24,6 +24,13 @@ __device__ __forceinline__ void release_word(std::uint64_t* p, std::uint64_t v) 
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
+// Whether a record has been begun, here or by a peer.
+__device__ __forceinline__ bool is_set(const Record* record) {
+  std::uint32_t v = 0;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(&record->set) : "memory");
+  return v != 0;
+}
+
 __device__ __forceinline__ std::uint64_t* mail_at(const Mailbox& m, int rank, std::int64_t offset) {
   return reinterpret_cast<std::uint64_t*>(m.region[rank] + offset);
 }

@@ -79,11 +79,6 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Hand-offs between blocks.
-__device__ __forceinline__ std::uint32_t load_relaxed(const std::uint32_t* p) {
-  std::uint32_t v = 0;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
 __device__ __forceinline__ std::uint32_t load_acquire(const std::uint32_t* p) {
   std::uint32_t v = 0;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
