@@ -93,19 +93,33 @@ Result<std::unique_ptr<Peers>> Peers::connect(tp::Group& group, int hidden) {
       if (std::strncmp(other.bus, mine.bus, sizeof mine.bus) == 0)
         return {Code::kUnsupported, "CUDA peers",
                 pair_of(m.rank, r) + " are both on device " + mine.bus + ", each needs its own"};
+      const auto unreachable = [&]() -> Status {
+        return {
+            Code::kUnsupported, "CUDA peers",
+            pair_of(m.rank, r) + ": no peer access from device " + mine.bus + " to " + other.bus};
+      };
+      // A device of another process need not be visible here; then opening its handle tells.
+      int visible = 0;
+      int reachable = 1;
+      if (cudaDeviceGetByPCIBusId(&visible, other.bus) == cudaSuccess) {
+        ML_CUDA(cudaDeviceCanAccessPeer(&reachable, mine.device, visible));
+      } else {
+        cudaGetLastError();
+      }
+      if (reachable == 0) return unreachable();
       if (other.process != mine.process) {
         void* opened = nullptr;
-        ML_CUDA(cudaIpcOpenMemHandle(&opened, other.handle, cudaIpcMemLazyEnablePeerAccess));
+        const cudaError_t error =
+            cudaIpcOpenMemHandle(&opened, other.handle, cudaIpcMemLazyEnablePeerAccess);
+        if (error == cudaErrorPeerAccessUnsupported || error == cudaErrorNotSupported) {
+          cudaGetLastError();
+          return unreachable();
+        }
+        ML_RETURN_IF_ERROR(cuda_status(error, "CUDA peers, " + pair_of(m.rank, r)));
         peers->opened_.push_back(opened);
         m.region[r] = static_cast<unsigned char*>(opened);
         continue;
       }
-      int reachable = 0;
-      ML_CUDA(cudaDeviceCanAccessPeer(&reachable, mine.device, other.device));
-      if (reachable == 0)
-        return {
-            Code::kUnsupported, "CUDA peers",
-            pair_of(m.rank, r) + ": no peer access from device " + mine.bus + " to " + other.bus};
       const cudaError_t enabled = cudaDeviceEnablePeerAccess(other.device, 0);
       if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
         cudaGetLastError();
@@ -150,6 +164,7 @@ Status Peers::set_steps(std::uint64_t steps) {
   for (const Mailbox& m : mailboxes_) {
     ML_CUDA(cudaMemcpy(m.region[m.rank] + kMailStep, &steps, sizeof steps, cudaMemcpyHostToDevice));
   }
+  ML_CUDA(cudaDeviceSynchronize());
   return {};
 }
 
@@ -163,9 +178,17 @@ Status Peers::close() {
   if (closed_) return {};
   if (group_ != nullptr) {
     ML_RETURN_IF_ERROR(group_->barrier());
-    for (void* region : opened_) ML_CUDA(cudaIpcCloseMemHandle(region));
+    Status let_go;
+    for (void* region : opened_) {
+      const Status status = cuda_status(cudaIpcCloseMemHandle(region), "CUDA peers");
+      if (let_go.ok()) let_go = status;
+    }
     opened_.clear();
-    ML_RETURN_IF_ERROR(group_->barrier());
+    // Nobody frees what this rank may still have mapped: the barrier fails on all ranks.
+    if (!let_go.ok()) group_->fail(let_go);
+    const Status met = group_->barrier();
+    ML_RETURN_IF_ERROR(let_go);
+    ML_RETURN_IF_ERROR(met);
   }
   own_.clear();
   closed_ = true;
