@@ -84,8 +84,8 @@ __global__ void publication(std::uint32_t* own, std::uint32_t* peer, std::uint32
 
 cudaError_t run_atomicity(unsigned char* own, unsigned char* peer, std::uint32_t rounds,
                           LitmusResult* result, cudaStream_t stream) {
-  atomicity<<<2, 128, 0, stream>>>(reinterpret_cast<std::uint64_t*>(own),
-                                   reinterpret_cast<std::uint64_t*>(peer), rounds, result);
+  atomicity<<<2, kLitmusWords, 0, stream>>>(reinterpret_cast<std::uint64_t*>(own),
+                                            reinterpret_cast<std::uint64_t*>(peer), rounds, result);
   return cudaGetLastError();
 }
 cudaError_t run_publication(unsigned char* own, unsigned char* peer, std::uint32_t rounds,

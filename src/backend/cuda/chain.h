@@ -52,8 +52,8 @@ class Chain : public cpu::Native {
   }
   const Params& params() const { return ranks_.front()->params(); }
   const std::vector<Layer>& layers() const { return ranks_.front()->layers(); }
-  Status run_step(std::span<const cpu::StepSequence> sequences, cpu::CachePool& cache,
-                  std::vector<float>& logits, m3::TraceSink* sink);
+  Status plan_step(std::span<const cpu::StepSequence> sequences, const cpu::CachePool& cache);
+  Status run_step(cpu::CachePool& cache, std::vector<float>& logits, m3::TraceSink* sink);
   Status run_rows(std::int64_t first, std::int64_t rows, std::vector<float>& logits,
                   m3::TraceSink* sink);
   void fill_step(std::int64_t first, std::int64_t rows, bool all_logits);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <string>
 
 #include "backend/cpu/head.h"
@@ -15,6 +16,8 @@ std::size_t column_plan(std::int64_t rows) {
   while (i + 1 < kColumnPlans.size() && kColumnPlans[i] < rows) ++i;
   return i;
 }
+
+bool fusible(const Layer& l) { return l.sparse != 0 && l.moe != 0; }
 
 }  // namespace
 
@@ -93,13 +96,9 @@ Status Chain::launch(const Params& p) {
   if (peers_ != nullptr) ML_CUDA(launch_begin_step(p, stream_));
   ML_CUDA(launch_stage(kEmbed, p, false, blocks_, stream_));
   const auto count = static_cast<int>(layers().size());
-  const auto fusible = [&](int i) {
-    const Layer& l = layers()[static_cast<std::size_t>(i)];
-    return l.sparse != 0 && l.moe != 0;
-  };
   for (int i = 0; i < count;) {
     int end = i;
-    while (end < count && fusible(end)) ++end;
+    while (end < count && fusible(layers()[static_cast<std::size_t>(end)])) ++end;
     if (options_.path == Path::kMono && end > i) {
       ML_RETURN_IF_ERROR(launch_fused_run(p, i, end));
       i = end;
@@ -163,7 +162,7 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
     ML_ASSIGN_OR_RETURN(const auto entering, download(p.hidden, s.rows * hidden));
     show(layer, entering);
     const Layer& l = layers()[static_cast<std::size_t>(layer)];
-    if (options_.path == Path::kMono && l.sparse != 0 && l.moe != 0) {
+    if (options_.path == Path::kMono && fusible(l)) {
       ML_RETURN_IF_ERROR(launch_fused_run(p, static_cast<int>(layer), static_cast<int>(layer) + 1));
     } else {
       ML_RETURN_IF_ERROR(launch_layer(p, static_cast<int>(layer)));
@@ -210,7 +209,7 @@ Status Chain::check_record() {
   }
   if (r.set == 0) return {};
   // On one device nobody waits any more and the next step may work; a group has failed for good.
-  if (peers_ == nullptr) ML_CUDA(cudaMemset(params().record, 0, sizeof(Record)));
+  if (peers_ == nullptr) ML_CUDA(cudaMemsetAsync(params().record, 0, sizeof(Record), stream_));
   if (peers_ != nullptr && options_.group == nullptr) ML_RETURN_IF_ERROR(peers_->clear_records());
   return {Code::kInternal, peers_ != nullptr ? "CUDA ranks" : "fused kernel", describe_record(r)};
 }
@@ -270,19 +269,22 @@ Status Chain::step(std::span<const cpu::StepSequence> sequences, cpu::CachePool&
   if (!cache.fits(config_))
     return {Code::kInvalidArgument, "cache", "the pool was made for another model"};
   if (options_.group != nullptr) ML_RETURN_IF_ERROR(options_.group->status());
-  ML_CUDA(cudaSetDevice(options_.device));
-  const Status status = run_step(sequences, cache, logits, sink);
+  // A step that no rank can run is refused by all of them alike, and nobody waits for anybody.
+  const Status planned = plan_step(sequences, cache);
+  if (planned.code() == Code::kInvalidArgument) return planned;
+  const Status status = planned.ok() ? run_step(cache, logits, sink) : planned;
   // Peers must not wait for what this rank will not do any more.
   if (!status.ok() && options_.group != nullptr) options_.group->fail(status);
   ML_RETURN_IF_ERROR(status);
   const std::int64_t bad =
       cpu::first_non_finite(logits, {0, static_cast<std::int64_t>(logits.size())});
   if (bad < 0) {
-    if (options_.path == Path::kMono) {
+    const bool fuses = std::any_of(layers().begin(), layers().end(), fusible);
+    if (options_.path == Path::kMono && fuses) {
       ++paths_.mono;
     } else {
       ++paths_.native;
-      paths_.why_native = "the native chain was asked for";
+      paths_.why_native = fuses ? "auto runs the native chain on cuda" : "no layer can be fused";
     }
     return {};
   }
@@ -292,10 +294,28 @@ Status Chain::step(std::span<const cpu::StepSequence> sequences, cpu::CachePool&
               std::to_string(row.sequence)};
 }
 
-Status Chain::run_step(std::span<const cpu::StepSequence> sequences, cpu::CachePool& cache,
-                       std::vector<float>& logits, m3::TraceSink* sink) {
+// kInvalidArgument for what is wrong with the step itself, which every rank finds.
+Status Chain::plan_step(std::span<const cpu::StepSequence> sequences, const cpu::CachePool& cache) {
   try {
     ML_RETURN_IF_ERROR(plan_.build(sequences, config_, cache));
+    // Tables, scores and partial sums have room for as many pages as the pool; pages that are only
+    // read may repeat, so that a table of valid pages can be longer.
+    for (std::size_t s = 0; s < plan_.sequences().size(); ++s) {
+      const auto pages = static_cast<std::int64_t>(plan_.sequences()[s].pages.size());
+      if (pages > cache.pages())
+        return {Code::kInvalidArgument, "sequence " + std::to_string(s),
+                "uses " + std::to_string(pages) + " pages, at most the pool's " +
+                    std::to_string(cache.pages()) + " fit a table on the device"};
+    }
+  } catch (const std::bad_alloc&) {
+    return {Code::kResourceExhausted, "step", "no host memory for the step"};
+  }
+  return {};
+}
+
+Status Chain::run_step(cpu::CachePool& cache, std::vector<float>& logits, m3::TraceSink* sink) {
+  try {
+    ML_CUDA(cudaSetDevice(options_.device));
     if (bound_ != &cache) {
       const Status bound = bind(cache);
       if (options_.group != nullptr) ML_RETURN_IF_ERROR(options_.group->agree(bound).status);

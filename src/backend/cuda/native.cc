@@ -1,6 +1,7 @@
 #include "backend/cuda/native.h"
 
 #include <algorithm>
+#include <new>
 #include <string>
 
 #include "backend/cuda/chain.h"
@@ -58,7 +59,10 @@ Status Chain::open(const m3::ModelWeights& weights) {
     ML_RETURN_IF_ERROR(options_.group->agree(loaded).status);
     if (size == 1) return {};
     ML_ASSIGN_OR_RETURN(peers_, Peers::connect(*options_.group, hidden));
-    return peers_->set_steps(options_.steps_done);
+    const Status ready = options_.group->agree(peers_->set_steps(options_.steps_done)).status;
+    if (ready.ok()) return {};
+    ML_RETURN_IF_ERROR(peers_->close());  // collective as well: every rank comes here
+    return ready;
   }
   ML_RETURN_IF_ERROR(loaded);
   if (size == 1) return {};
@@ -67,10 +71,17 @@ Status Chain::open(const m3::ModelWeights& weights) {
 }
 
 Status Chain::close() {
-  ML_CUDA(cudaSetDevice(options_.device));
-  if (stream_ != nullptr) ML_CUDA(cudaStreamSynchronize(stream_));
+  const auto drain = [&]() -> Status {
+    ML_CUDA(cudaSetDevice(options_.device));
+    if (stream_ != nullptr) ML_CUDA(cudaStreamSynchronize(stream_));
+    return {};
+  };
+  const Status drained = drain();
+  // Peers must neither wait for this rank nor free what its device may still write to.
+  if (!drained.ok() && options_.group != nullptr) options_.group->fail(drained);
   drop_graphs();
-  return peers_ != nullptr ? peers_->close() : Status{};
+  const Status closed = peers_ != nullptr ? peers_->close() : Status{};
+  return drained.ok() ? closed : drained;
 }
 
 template <typename T>
@@ -97,7 +108,7 @@ Status Chain::bind_ranks(const cpu::CachePool& cache) {
   ML_RETURN_IF_ERROR(allocate(barriers_, count * kBarrierWords, "CUDA barrier"));
   Record* record = nullptr;
   ML_RETURN_IF_ERROR(allocate(record, 1, "CUDA barrier"));
-  ML_CUDA(cudaMemset(record, 0, sizeof(Record)));
+  ML_CUDA(cudaMemsetAsync(record, 0, sizeof(Record), stream_));
   if (count > 1) ML_RETURN_IF_ERROR(allocate(device_params_, count, "CUDA ranks"));
   std::vector<Params> all;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
@@ -126,6 +137,8 @@ Status Chain::bind_ranks(const cpu::CachePool& cache) {
   if (count > 1)
     ML_CUDA(cudaMemcpy(device_params_, all.data(), all.size() * sizeof(Params),
                        cudaMemcpyHostToDevice));
+  // Copies from pageable memory may end after their call, and this stream does not wait for them.
+  ML_CUDA(cudaDeviceSynchronize());
   return {};
 }
 
@@ -167,9 +180,16 @@ Result<std::unique_ptr<cpu::Native>> create_native(const m3::ModelConfig& config
     return Status(Code::kInvalidArgument, "virtual_ranks",
                   std::to_string(ranks) + ": 1 to " + std::to_string(kMaxRanks) +
                       ", and 1 in a group of devices");
-  auto chain = std::make_unique<Chain>(config, options);
-  ML_RETURN_IF_ERROR(chain->open(weights));
-  return std::unique_ptr<cpu::Native>(std::move(chain));
+  try {
+    auto chain = std::make_unique<Chain>(config, options);
+    ML_RETURN_IF_ERROR(chain->open(weights));
+    return std::unique_ptr<cpu::Native>(std::move(chain));
+  } catch (const std::bad_alloc&) {
+    const Status status(Code::kResourceExhausted, "CUDA chain", "no host memory for it");
+    // Peers must not wait for what this rank will not do any more.
+    if (options.group != nullptr) options.group->fail(status);
+    return status;
+  }
 }
 
 }  // namespace monolayer::cuda

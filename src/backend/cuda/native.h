@@ -1,10 +1,13 @@
 // The native chain on a CUDA device, behind the same interface as the CPU's.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
 #include "backend/cpu/native.h"
+#include "core/deadline.h"
 #include "core/status.h"
 #include "m3/config.h"
 #include "m3/weights.h"
@@ -22,8 +25,9 @@ enum class Path : std::uint8_t {
 
 struct NativeOptions {
   Path path = Path::kNative;
-  bool graphs = true;                         // false: plain launches
-  std::uint64_t deadline_ns = 2'000'000'000;  // of every wait inside the fused kernel
+  bool graphs = true;  // false: plain launches
+  // Of every wait of a block: for a hand-off, a peer's sums, the fence that begins a step.
+  std::uint64_t deadline_ns = std::chrono::nanoseconds(Deadline::kDefault).count();
   int device = 0;
   // Tensor parallelism: `virtual_ranks` ranks in every launch, each on its share of the device's
   // multiprocessors; or one rank of a group, whose ranks each have a device of their own. Creation,

@@ -1,6 +1,8 @@
 #include "backend/cuda/ranks.h"
 
 #include <mutex>
+#include <new>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -78,7 +80,11 @@ class DeviceRanks final : public cpu::Native {
           rank.native->step(sequences, cache, rank.logits, sink != nullptr ? &locked : nullptr);
     });
     ML_RETURN_IF_ERROR(first_failure());
-    logits = ranks_.front().logits;
+    try {
+      logits = ranks_.front().logits;
+    } catch (const std::bad_alloc&) {
+      return {Code::kResourceExhausted, "step", "no host memory for the logits"};
+    }
     return {};
   }
   const cpu::Traffic& last_traffic() const override { return traffic_; }
@@ -90,7 +96,14 @@ class DeviceRanks final : public cpu::Native {
   void each(F&& body) {
     drivers_->each([&](int r) {
       const auto i = static_cast<std::size_t>(r);
-      body(ranks_[i], *groups_[i], r);
+      try {
+        body(ranks_[i], *groups_[i], r);
+      } catch (const std::bad_alloc&) {
+        ranks_[i].status = {Code::kResourceExhausted, "CUDA ranks",
+                            "no host memory on rank " + std::to_string(r)};
+        // Peers must not wait for what this rank will not do any more.
+        groups_[i]->fail(ranks_[i].status);
+      }
     });
   }
   Status first_failure() const {
@@ -124,11 +137,15 @@ Result<std::unique_ptr<cpu::Native>> create_ranks(const m3::ModelConfig& config,
     return Status(Code::kUnsupported, "CUDA",
                   std::to_string(ranks) + " ranks need as many devices, or one for all; " +
                       std::to_string(devices) + " are there");
-  ML_ASSIGN_OR_RETURN(auto groups, tp::make_thread_group(ranks));
-  ML_ASSIGN_OR_RETURN(auto drivers, cpu::ThreadTeam::create({.threads = ranks, .pin = false}));
-  auto native = std::make_unique<DeviceRanks>(std::move(drivers), std::move(groups));
-  ML_RETURN_IF_ERROR(native->start(config, weights, options));
-  return std::unique_ptr<cpu::Native>(std::move(native));
+  try {
+    ML_ASSIGN_OR_RETURN(auto groups, tp::make_thread_group(ranks));
+    ML_ASSIGN_OR_RETURN(auto drivers, cpu::ThreadTeam::create({.threads = ranks, .pin = false}));
+    auto native = std::make_unique<DeviceRanks>(std::move(drivers), std::move(groups));
+    ML_RETURN_IF_ERROR(native->start(config, weights, options));
+    return std::unique_ptr<cpu::Native>(std::move(native));
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kResourceExhausted, "CUDA ranks", "no host memory for them");
+  }
 }
 
 }  // namespace monolayer::cuda
