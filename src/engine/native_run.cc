@@ -1,5 +1,6 @@
 #include "engine/native_run.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -30,6 +31,13 @@ Result<std::unique_ptr<cpu::Native>> cuda_native(const m3::ModelConfig& config,
                                                  const NativeRunOptions& options) {
   cuda::NativeOptions native;
   native.path = options.path == "mono" ? cuda::Path::kMono : cuda::Path::kNative;
+  const bool fuses = std::any_of(config.layers.begin(), config.layers.end(), [](const auto& layer) {
+    return layer.sparse_attention && layer.moe;
+  });
+  if (native.path == cuda::Path::kMono && !fuses)
+    return Status(Code::kUnsupported, "--path",
+                  "mono fuses layers that have sparse attention and experts on cuda, the model has "
+                  "none");
   return cuda::create_ranks(config, weights, options.ranks, native);
 }
 #else

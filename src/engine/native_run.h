@@ -33,7 +33,7 @@ struct NativeRunOptions {
   std::string context_flag = "context";  // named when it does not fit
   std::string tiles;                     // kernel variant; empty: the best
   // "native": op by op. "auto": fused where deployment and step allow it. "mono": the same, but a
-  // deployment that never allows it is refused.
+  // deployment that never allows it is refused; with "cuda", a model without layers to fuse.
   std::string path = "auto";
   // Tensor-parallel, as threads of this process; with cuda a device each, or all on the one device.
   int ranks = 1;
