@@ -270,7 +270,7 @@ Status Chain::step(std::span<const cpu::StepSequence> sequences, cpu::CachePool&
     return {Code::kInvalidArgument, "cache", "the pool was made for another model"};
   if (options_.group != nullptr) ML_RETURN_IF_ERROR(options_.group->status());
   // A step that no rank can run is refused by all of them alike, and nobody waits for anybody.
-  const Status planned = plan_step(sequences, cache);
+  Status planned = plan_step(sequences, cache);
   if (planned.code() == Code::kInvalidArgument) return planned;
   const Status status = planned.ok() ? run_step(cache, logits, sink) : planned;
   // Peers must not wait for what this rank will not do any more.

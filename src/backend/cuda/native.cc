@@ -59,7 +59,7 @@ Status Chain::open(const m3::ModelWeights& weights) {
     ML_RETURN_IF_ERROR(options_.group->agree(loaded).status);
     if (size == 1) return {};
     ML_ASSIGN_OR_RETURN(peers_, Peers::connect(*options_.group, hidden));
-    const Status ready = options_.group->agree(peers_->set_steps(options_.steps_done)).status;
+    Status ready = options_.group->agree(peers_->set_steps(options_.steps_done)).status;
     if (ready.ok()) return {};
     ML_RETURN_IF_ERROR(peers_->close());  // collective as well: every rank comes here
     return ready;
