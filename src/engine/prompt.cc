@@ -35,12 +35,19 @@ std::string odd_part(const jinja::Value& content) {
 Status check_messages(const ChatInput& input, const std::string& subject) {
   static constexpr std::array<std::string_view, 6> kRoles{"root", "system",    "developer",
                                                           "user", "assistant", "tool"};
+  if (!input.messages.is(jinja::Kind::kList))
+    return {Code::kInvalidArgument, subject, "messages is not a list"};
   const auto& messages = input.messages.list().items;
   if (messages.empty()) return {Code::kInvalidArgument, subject, "messages is empty"};
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const std::string at = "messages[" + std::to_string(i) + "]";
+    if (!messages[i].is(jinja::Kind::kDict))
+      return {Code::kInvalidArgument, subject, at + " is not an object"};
     const auto& message = messages[i].dict();
-    const std::string& role = message.find(std::string_view("role"))->str().bytes;
+    const auto* given = message.find(std::string_view("role"));
+    if (given == nullptr || !given->is(jinja::Kind::kString))
+      return {Code::kInvalidArgument, subject, at + ".role is not a string"};
+    const std::string& role = given->str().bytes;
     if (std::find(kRoles.begin(), kRoles.end(), role) == kRoles.end())
       return {Code::kInvalidArgument, subject,
               at + ".role is " + quote_name(role) +

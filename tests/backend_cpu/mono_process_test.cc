@@ -213,10 +213,18 @@ TEST_F(MonoProcesses, T_P7_StoppedAtEachStage) {
 #else
   constexpr milliseconds kDeadline(400);
 #endif
-  const std::string begin = "waited " + std::to_string(kDeadline.count()) + " ms, layer 1, stage ";
+  const std::string waited = "waited " + std::to_string(kDeadline.count()) + " ms, layer ";
+  const std::string in_layer = waited + "1, stage ";
+  const std::string before_it = waited + "0, stage 12, region MLP output";
   at_each_stage([&](mono::Stage stage) {
-    expect_reports(stage, with_fate(Fate::kStopped, stage, kDeadline, milliseconds(300)),
-                   begin.c_str());
+    // The process is stopped where one worker is about to begin the stage. Another may not have
+    // sent all of the layer before it yet, so at the first stage that layer may be what is missing.
+    std::vector<Status> results = with_fate(Fate::kStopped, stage, kDeadline, milliseconds(300));
+    if (stage == mono::Stage::kInputNorm &&
+        results[1].message().find("layer 0, stage ") != std::string::npos) {
+      return expect_reports(stage, results, before_it.c_str());
+    }
+    expect_reports(stage, results, in_layer.c_str());
   });
 }
 
