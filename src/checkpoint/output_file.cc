@@ -20,8 +20,19 @@ Result<OutputFile> OutputFile::create(const std::string& path) {
     return Status(Code::kInvalidArgument, path, "a path with a NUL byte");
   OutputFile file;
   file.path_ = path;
+  // The finished file takes the place of what is there: of a link's target, and never of a device,
+  // a pipe or a folder.
+  std::error_code error;
+  if (std::filesystem::is_symlink(path, error)) {
+    file.path_ = std::filesystem::weakly_canonical(path, error).string();
+    if (error) return Status(Code::kIoError, path, "cannot follow the link: " + error.message());
+  }
+  const auto kind = std::filesystem::status(file.path_, error).type();
+  if (kind != std::filesystem::file_type::not_found &&
+      kind != std::filesystem::file_type::regular && kind != std::filesystem::file_type::none)
+    return Status(Code::kInvalidArgument, path, "is there already and is not a regular file");
   file.temporary_ =
-      path + ".partial-" + std::to_string(::getpid()) + "-" + std::to_string(counter++);
+      file.path_ + ".partial-" + std::to_string(::getpid()) + "-" + std::to_string(counter++);
   file.fd_ = ::open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (file.fd_ < 0) return errno_status(path, "cannot create", errno);
   return file;

@@ -70,6 +70,8 @@ Status run_serve(ServeFlags& flags) {
   if (flags.block_size != 128)
     return {Code::kUnsupported, "--block-size",
             "is " + std::to_string(flags.block_size) + ", this model's blocks have 128 tokens"};
+  if (options.api_key.empty() && flags.app->get_option("--api-key")->count() > 0)
+    return {Code::kInvalidArgument, "--api-key", "is empty; leave it out to let everybody in"};
   ML_RETURN_IF_ERROR(choose_speculation(flags));
   if (flags.server_port_set->count() > 0) options.port = flags.server_port;
   ML_ASSIGN_OR_RETURN(options.model_folder, model_or_embedded(flags.model));

@@ -75,6 +75,9 @@ Status run_synth(const SynthFlags& flags) {
   options.seed = flags.seed;
   options.force = flags.force;
   options.max_shard_bytes = static_cast<std::uint64_t>(flags.shard_mb) * 1'000'000;
+  if (!flags.tokenizer_from.empty() &&
+      !std::filesystem::is_regular_file(flags.tokenizer_from + "/tokenizer.json"))
+    return {Code::kIoError, flags.tokenizer_from, "is no folder with a tokenizer.json"};
   options.text_from = flags.tokenizer_from;
   Progress progress("writing", flags.quiet);
   options.progress = [&](std::uint64_t done, std::uint64_t total) { progress.update(done, total); };

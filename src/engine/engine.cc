@@ -403,9 +403,6 @@ void Engine::publish() {
   counters_.blocks_used = blocks_.total() - blocks_.available();
   counters_.blocks_indexed = blocks_.indexed();
   counters_.preemptions = scheduler_.preemptions();
-  const cpu::PathCounts& paths = model_.paths();
-  counters_.native_steps = paths.native;
-  counters_.fused_steps = paths.mono;
   if (options_.speculator != nullptr) counters_.speculation = options_.speculator->stats();
   const std::lock_guard lock(stats_mutex_);
   published_ = counters_;

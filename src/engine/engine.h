@@ -37,7 +37,6 @@ struct EngineStats {
   std::int64_t running = 0, waiting = 0;
   std::int64_t blocks_total = 0, blocks_used = 0, blocks_indexed = 0;
   std::int64_t steps = 0, step_tokens = 0, preemptions = 0;
-  std::int64_t native_steps = 0, fused_steps = 0;        // forward passes by path
   std::int64_t prompt_tokens = 0, generated_tokens = 0;  // of admitted prompts; drawn tokens
   std::int64_t prefix_queries = 0, prefix_hits = 0;      // in tokens
   std::int64_t finished[4] = {0, 0, 0, 0};               // by FinishReason

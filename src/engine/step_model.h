@@ -28,11 +28,6 @@ class StepModel {
   virtual std::span<const float> kept() const { return {}; }
   // Makes the content of a block that nobody may read into values no result survives (tests).
   virtual void poison(std::int32_t) {}
-  // Steps by the path they took, for metrics.
-  virtual const cpu::PathCounts& paths() const {
-    static const cpu::PathCounts none;
-    return none;
-  }
 };
 
 class NativeModel : public StepModel {
@@ -51,7 +46,6 @@ class NativeModel : public StepModel {
   std::int64_t vocab_size() const override { return config_.vocab_size; }
   std::int64_t blocks() const override { return pool_.pages(); }
   std::span<const float> kept() const override { return native_.captured(); }
-  const cpu::PathCounts& paths() const override { return native_.paths(); }
 
   // All bits set is a NaN in BF16 and in E4M3.
   void poison(std::int32_t block) override {

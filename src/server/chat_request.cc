@@ -194,6 +194,9 @@ std::optional<ApiError> render_chat(ChatParts parts, const ServedModel& model,
     if (!parts.kwargs["thinking_mode"].is_string())
       return bad_field("chat_template_kwargs.thinking_mode", "must be a string");
     mode = parts.kwargs["thinking_mode"].get<std::string>();
+    if (mode != "enabled" && mode != "disabled" && mode != "adaptive")
+      return bad_field("chat_template_kwargs.thinking_mode",
+                       "is '" + mode + "', must be enabled, disabled or adaptive");
   }
   spec.thinking = thinking_mode(mode);
 

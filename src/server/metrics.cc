@@ -194,8 +194,8 @@ std::string Metrics::text(const engine::EngineStats& s, const dispatch::StepCoun
 
   counter("monolayer:engine_steps_total", "Steps of the engine.", s.steps);
   counter("monolayer:engine_step_tokens_total", "Rows of all steps.", s.step_tokens);
-  counter("monolayer:native_steps_total", "Forward passes on the native chain.", s.native_steps);
-  counter("monolayer:fused_steps_total", "Forward passes on the fused path.", s.fused_steps);
+  counter("monolayer:native_steps_total", "Forward passes on the native chain.", paths.native);
+  counter("monolayer:fused_steps_total", "Forward passes on the fused path.", paths.mono);
   out += head("monolayer:native_steps_by_reason_total",
               "Forward passes on the native chain by the rule that kept them there.", "counter");
   for (const auto& [reason, count] : paths.reasons)

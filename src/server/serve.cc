@@ -163,7 +163,7 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
   loaded.info["model_folder"] = loaded.model->folder;
   loaded.info["served_model_name"] = options.served_names;
   loaded.info["effective"] = {
-      {"path", options.path},
+      {"path", loaded.run->policy()->any_fused() ? options.path : "native"},
       {"path_reason", loaded.run->policy()->any_fused()
                           ? "steps of at most 16 rows run fused, larger and mixed ones native"
                           : loaded.run->policy()->deployment_reason()},

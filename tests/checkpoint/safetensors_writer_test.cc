@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -10,6 +11,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/expect_refused.h"
+#include "checkpoint/output_file.h"
 #include "checkpoint/temp_files.h"
 
 namespace monolayer {
@@ -96,6 +98,29 @@ TEST(SafetensorsWriter, AnAbandonedWriterKeepsTheOldFile) {
   }
   EXPECT_EQ(read_file(path), "old");
   EXPECT_EQ(files_in(dir), 1U);
+}
+
+TEST(OutputFile, ReplacesALinksTargetAndNothingThatIsNoFile) {
+  const TempDir dir;
+  const fs::path target = fs::path(dir.path()) / "target";
+  const fs::path link = fs::path(dir.path()) / "link";
+  write_file(target.string(), "old");
+  fs::create_symlink("target", link);
+  {
+    auto file = OutputFile::create(link.string());
+    ASSERT_TRUE(file.ok()) << file.status().to_string();
+    ASSERT_TRUE(file->write_at(0, as_bytes("new")).ok());
+    ASSERT_TRUE(file->rename().ok());
+  }
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ("new", read_file(target.string()));
+  const std::string pipe = (fs::path(dir.path()) / "pipe").string();
+  ASSERT_EQ(0, mkfifo(pipe.c_str(), 0600));
+  for (const std::string& path : {pipe, fs::path(dir.path()).string(), std::string("/dev/null")}) {
+    const auto file = OutputFile::create(path);
+    ASSERT_FALSE(file.ok()) << path;
+    EXPECT_EQ(path + ": is there already and is not a regular file", file.status().to_string());
+  }
 }
 
 TEST(ShardedWriter, SplitsByBytesAndTheReaderAgrees) {

@@ -43,6 +43,12 @@ TEST(Requests, ThinkingComesFromTheNearestWord) {
                 .thinking,
             ThinkingMode::kDisabled);
   EXPECT_EQ(spec_of(chat(R"("reasoning_effort": "none")")).thinking, ThinkingMode::kDisabled);
+  const auto odd = chat(R"("chat_template_kwargs": {"thinking_mode": "maybe"})");
+  const auto* error = std::get_if<ApiError>(&odd);
+  ASSERT_NE(error, nullptr);
+  EXPECT_EQ(
+      error->message,
+      "chat_template_kwargs.thinking_mode: is 'maybe', must be enabled, disabled or adaptive");
 }
 
 TEST(Requests, ControlTokensInAUsersTextStayText) {
