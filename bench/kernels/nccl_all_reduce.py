@@ -18,6 +18,20 @@ import torch.multiprocessing as mp
 CALLS = 114  # two for each of 57 layers
 
 
+def call_us(graph, stream, repeats):
+    """Microseconds of one of a graph's CALLS: the median of its replays after three to warm up."""
+    times = []
+    for _ in range(repeats + 3):
+        dist.barrier()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record(stream)
+        graph.replay()
+        end.record(stream)
+        stream.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / CALLS)
+    return statistics.median(times[3:])
+
+
 def measure(rows, hidden, repeats):
     x = torch.randn(rows, hidden, device="cuda") * 1e-3
     expected = x.clone()
@@ -35,31 +49,16 @@ def measure(rows, hidden, repeats):
             for _ in range(CALLS):
                 dist.all_reduce(y)
                 y.mul_(1.0 / dist.get_world_size())
-        times = []
-        for _ in range(repeats + 3):
-            dist.barrier()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record(stream)
-            graph.replay()
-            end.record(stream)
-            stream.synchronize()
-            times.append(begin.elapsed_time(end) * 1000 / CALLS)
+        together = call_us(graph, stream, repeats)
         # The scaling between two all-reduces, alone.
         scale = torch.cuda.CUDAGraph()
         with torch.cuda.graph(scale, stream=stream):
             for _ in range(CALLS):
                 y.mul_(1.0)
-        alone = []
-        for _ in range(repeats + 3):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record(stream)
-            scale.replay()
-            end.record(stream)
-            stream.synchronize()
-            alone.append(begin.elapsed_time(end) * 1000 / CALLS)
-    return {"rows": rows, "us_with_scaling": round(statistics.median(times[3:]), 2),
-            "us_scaling_alone": round(statistics.median(alone[3:]), 2),
-            "us_all_reduce": round(statistics.median(times[3:]) - statistics.median(alone[3:]), 2),
+        alone = call_us(scale, stream, repeats)
+    return {"rows": rows, "us_with_scaling": round(together, 2),
+            "us_scaling_alone": round(alone, 2),
+            "us_all_reduce": round(together - alone, 2),
             "same_bits_twice": same}
 
 

@@ -173,8 +173,6 @@ class Conformance(ServerTest):
 
 
 class Fused(ServerTest):
-    FLAGS = ()
-
     def test_18_steps_by_path(self):
         rows = ("monolayer:native_steps_by_reason_total", 'reason="rows"')
         before = [self.server.metric(f"monolayer:{path}_steps_total") for path in ("native", "fused")]
