@@ -80,8 +80,26 @@ __global__ void publication(std::uint32_t* own, std::uint32_t* peer, std::uint32
   }
 }
 
+__global__ void occupy(std::uint64_t ns) {
+  const std::uint64_t start = timer();
+  while (timer() - start < ns) {
+  }
+}
+
 }  // namespace
 
+cudaError_t occupy_multiprocessor(std::uint64_t ns, cudaStream_t stream) {
+  int device = 0;
+  int bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(occupy, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  occupy<<<1, 32, static_cast<std::size_t>(bytes), stream>>>(ns);
+  return cudaGetLastError();
+}
 cudaError_t run_atomicity(unsigned char* own, unsigned char* peer, std::uint32_t rounds,
                           LitmusResult* result, cudaStream_t stream) {
   atomicity<<<2, kLitmusWords, 0, stream>>>(reinterpret_cast<std::uint64_t*>(own),

@@ -23,4 +23,7 @@ cudaError_t run_atomicity(unsigned char* own, unsigned char* peer, std::uint32_t
 cudaError_t run_publication(unsigned char* own, unsigned char* peer, std::uint32_t rounds,
                             LitmusResult* result, cudaStream_t stream);
 
+// Takes a whole multiprocessor, shared memory and all, for `ns`.
+cudaError_t occupy_multiprocessor(std::uint64_t ns, cudaStream_t stream);
+
 }  // namespace monolayer::test

@@ -61,7 +61,7 @@ class Chain : public cpu::Native {
   // Logits of `rows` rows of all ranks, [rows, vocab].
   Result<std::vector<float>> gather_logits(std::int64_t rows);
   Status trace_layer(std::int64_t layer, m3::TraceSink& sink);
-  Status launch(const Params& p);
+  Status launch(const Params& p, int layer_count);
   Status launch_layer(Params p, int layer);
   Status launch_fused_run(Params p, int first, int last);
   Status trace(const Params& p, m3::TraceSink& sink);
@@ -84,6 +84,7 @@ class Chain : public cpu::Native {
   cpu::StepPlan plan_;
   cpu::Traffic traffic_;
   cpu::PathCounts paths_;
+  std::uint64_t steps_ = 0;  // begun
   const cpu::CachePool* bound_ = nullptr;
   std::vector<DeviceBuffer> buffers_;
   Params* device_params_ = nullptr;  // of every rank, if there are several

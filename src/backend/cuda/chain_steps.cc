@@ -91,11 +91,10 @@ Status Chain::launch_fused_run(Params p, int first, int last) {
   return {};
 }
 
-// Everything between the upload of the step and the logits.
-Status Chain::launch(const Params& p) {
+// Everything between the upload of the step and the logits, for the first `count` layers.
+Status Chain::launch(const Params& p, int count) {
   if (peers_ != nullptr) ML_CUDA(launch_begin_step(p, stream_));
   ML_CUDA(launch_stage(kEmbed, p, false, blocks_, stream_));
-  const auto count = static_cast<int>(layers().size());
   for (int i = 0; i < count;) {
     int end = i;
     while (end < count && fusible(layers()[static_cast<std::size_t>(end)])) ++end;
@@ -179,10 +178,12 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
 Status Chain::replay(std::size_t plan) {
   Params p = params();
   divide_memory(kColumnPlans[plan], p);
-  if (!options_.graphs) return launch(p);
+  const auto all = static_cast<int>(layers().size());
+  if (++steps_ == options_.abandon_step) return launch(p, options_.abandon_layer);
+  if (!options_.graphs) return launch(p, all);
   if (graphs_[plan] == nullptr) {
     ML_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
-    const Status status = launch(p);
+    const Status status = launch(p, all);
     cudaGraph_t graph = nullptr;
     const cudaError_t error = cudaStreamEndCapture(stream_, &graph);
     if (!status.ok() || error != cudaSuccess) {

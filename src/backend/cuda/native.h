@@ -42,6 +42,9 @@ struct NativeOptions {
   std::uint32_t delay_ns = 0;
   // Tests: only in this step (0: in every one), and steps that count as done before the first.
   std::uint64_t stall_step = 0, steps_done = 0;
+  // Tests: in this step, counted from 1 (0: in none), layers from `abandon_layer` on are left out.
+  std::uint64_t abandon_step = 0;
+  int abandon_layer = 0;
 };
 
 // Uploads the weights. Refuses at once, with what was missing: no device, another architecture than
