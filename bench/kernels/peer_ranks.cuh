@@ -82,10 +82,19 @@ __global__ void hold(std::uint64_t ns) {
 }
 
 struct Options {
-  int layers = 0, context = 8192, runs = 15, ranks = 2;
+  int layers = 0, context = 0, runs = 15, ranks = 2;
   bool stand_in = false;
   std::vector<int> rows{1, 2, 4, 8, 16};
 };
+
+// Sequences of up to kShort tokens, 16 of them; longer ones, two of them, have pages of their own.
+constexpr int kShort = 131072;
+inline int rows_at(int context) { return context <= kShort ? 16 : 2; }
+inline int pages_of(int context) { return context / 128 + 1; }
+inline int short_pages(int context) { return pages_of(std::min(context, kShort)); }
+inline int all_pages(int context) {
+  return 16 * short_pages(context) + (context > kShort ? 2 * pages_of(context) : 0);
+}
 
 template <typename T>
 T* allocate(std::uint64_t count) {
@@ -99,6 +108,8 @@ struct Rank {
   int rank = 0, size = 1, device = 0, blocks = 0;
   int heads = 64, kv_heads = 4, width = 3072;
   bool m3 = true;
+  const std::int32_t* tables = nullptr;
+  int longest = 0;  // context
   Params p{};
   std::vector<Layer> layers;
   std::vector<void*> owned;
@@ -125,7 +136,6 @@ struct Rank {
   int q_groups() const { return heads * kHead / 16; }
   int kv_groups() const { return kv_heads * kHead / 16; }
   int projected() const { return (heads + 3 * kv_heads + 1) * kHead; }
-  int pages(int context) const { return context / 128 + 1; }
 
   void set_sizes(int of, int among, int on, int its_blocks) {
     rank = of;
@@ -192,6 +202,13 @@ struct Rank {
     return data;
   }
 
+  // Tables of the sequences of this many tokens.
+  void set_context(int context) {
+    const bool is_short = context <= kShort;
+    p.pages = tables + (is_short ? 0 : 16 * short_pages(longest));
+    p.table_stride = is_short ? short_pages(longest) : pages_of(longest);
+  }
+
   void build(const Options& o, const Rank* whole);
   void build_layer(Layer& l, const Layer* whole, const Options& o);
 };
@@ -233,7 +250,7 @@ void Rank::build_layer(Layer& l, const Layer* whole, const Options& o) {
               1);
   l.gate_up_stride = cuda::packed_bytes(l.gate_up);
   l.down_stride = cuda::packed_bytes(l.down);
-  const int n = 16 * pages(o.context);
+  const int n = all_pages(o.context);
   l.k_cache = cache(whole != nullptr ? whole->k_cache : nullptr, n, kv_heads, first_kv(), 4);
   l.v_cache = cache(whole != nullptr ? whole->v_cache : nullptr, n, kv_heads, first_kv(), 4);
   l.index_cache = cache(whole != nullptr ? whole->index_cache : nullptr, n, 1, 0, 1);
@@ -283,13 +300,14 @@ void Rank::build(const Options& o, const Rank* whole) {
   CHECK(cudaMemcpy(device_layers, layers.data(), layers.size() * sizeof(Layer),
                    cudaMemcpyHostToDevice));
   p.layers = device_layers;
-  const int n = pages(o.context);
-  std::vector<std::int32_t> tables(static_cast<std::size_t>(16 * n));
-  for (std::size_t i = 0; i < tables.size(); ++i) tables[i] = static_cast<std::int32_t>(i);
-  auto* device_tables = own<std::int32_t>(tables.size());
-  CHECK(cudaMemcpy(device_tables, tables.data(), tables.size() * 4, cudaMemcpyHostToDevice));
-  p.pages = device_tables;
-  p.table_stride = n;
+  const int n = pages_of(o.context);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(all_pages(o.context)));
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i);
+  auto* device_tables = own<std::int32_t>(ids.size());
+  CHECK(cudaMemcpy(device_tables, ids.data(), ids.size() * 4, cudaMemcpyHostToDevice));
+  tables = device_tables;
+  longest = o.context;
+  set_context(o.context);
   p.hidden = own<std::uint16_t>(16 * kHidden);
   p.middle = own<std::uint16_t>(16 * kHidden);
   p.projected_stride = s.projected;
@@ -356,29 +374,42 @@ struct Group {
     if (device_params != nullptr) CHECK(cudaFree(device_params));
     if (no_peers != nullptr) CHECK(cudaFree(no_peers));
   }
-  void set_step(int n, int context) {
+  // n rows of sequences of `context` tokens, `query` last rows of each.
+  void set_step(int n, int context, int query = 1) {
+    std::vector<std::pair<int, int>> rows;  // sequence, position
+    for (int r = 0; r < n; ++r) rows.emplace_back(r / query, context - query + r % query);
+    set_rows(rows, context);
+  }
+  // Row r of that step alone.
+  void set_row(int context, int query, int r) {
+    set_rows({{r / query, context - query + r % query}}, context);
+  }
+  void set_rows(const std::vector<std::pair<int, int>>& rows, int context) {
     CHECK(cudaSetDevice(device));
     Step s;
     std::memset(&s, 0, sizeof s);
-    s.rows = n;
-    s.max_groups = (context - 1) / 16 + 1;
-    s.max_chunks[1] = std::min(16, (context - 1) / 128 + 1);
-    s.max_chunks[0] = (context - 1) / 128 + 1;
-    s.score = s.max_chunks[0] > 16 ? 1 : 0;
-    for (int r = 0; r < n; ++r) {
-      s.position[r] = context - 1;
-      s.table[r] = r;
+    s.rows = static_cast<std::int32_t>(rows.size());
+    int deepest = 0;
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      s.table[r] = rows[r].first;
+      s.position[r] = rows[r].second;
+      deepest = std::max(deepest, rows[r].second);
       for (int i = 0; i < 32; ++i) {
         const double angle = s.position[r] * std::pow(5e6, -2.0 * i / 64);
         s.rope[r][i] = static_cast<float>(std::cos(angle));
         s.rope[r][32 + i] = static_cast<float>(std::sin(angle));
       }
     }
+    s.max_groups = deepest / 16 + 1;
+    s.max_chunks[1] = std::min(16, deepest / 128 + 1);
+    s.max_chunks[0] = deepest / 128 + 1;
+    s.score = s.max_chunks[0] > 16 ? 1 : 0;
     CHECK(cudaMemcpy(step, &s, sizeof s, cudaMemcpyHostToDevice));
+    for (Rank* r : ranks) r->set_context(context);
     argument = ranks[0]->p;
     const int row = std::max({ranks[0]->layers[0].qkv.row_bytes, ranks[0]->layers[0].o.row_bytes,
                               ranks[0]->layers[0].down.row_bytes});
-    if (!cuda::plan_shared_memory(n, row, cuda::attention_bytes(128, true), limit, argument)) {
+    if (!cuda::plan_shared_memory(s.rows, row, cuda::attention_bytes(128, true), limit, argument)) {
       std::fprintf(stderr, "no room in shared memory\n");
       std::exit(1);
     }
@@ -420,6 +451,21 @@ struct Group {
         CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, m3, blocks, stream));
       }
     }
+  }
+  // One stage of one layer, without exchange.
+  void run_stage(int layer, cuda::Stage stage) {
+    CHECK(cudaSetDevice(device));
+    Params q = argument;
+    q.mail = {};
+    q.first_layer = layer;
+    q.last_layer = layer + 1;
+    CHECK(cuda::launch_stage(stage, q, ranks[0]->m3, blocks, stream));
+  }
+  // The hidden state of row r to row 0.
+  void take_row(int r) {
+    if (r == 0) return;
+    CHECK(cudaMemcpyAsync(ranks[0]->p.hidden, ranks[0]->p.hidden + std::ptrdiff_t{r} * kHidden,
+                          kHidden * 2, cudaMemcpyDeviceToDevice, stream));
   }
   void begin_step() {
     CHECK(cudaSetDevice(device));
