@@ -40,7 +40,8 @@ class Model(c.Structure):
         "block_size topk_blocks init_blocks local_blocks num_experts experts_per_token "
         "expert_width shared_width max_positions"), ("rope_theta", c.c_double),
         *[(name, c.c_float) for name in
-          ("rms_eps", "routed_scale", "swiglu_alpha", "swiglu_limit", "swiglu_beta")]]
+          ("rms_eps", "routed_scale", "swiglu_alpha", "swiglu_limit", "swiglu_beta",
+           "shared_weight", "softmax_scale")], ("cos_sin", Tensor)]
 
 
 class LayerSpec(c.Structure):

@@ -130,6 +130,12 @@ typedef struct ml_model {
   float rms_eps;
   float routed_scale;                            /* multiplies the routed sum only */
   float swiglu_alpha, swiglu_limit, swiglu_beta; /* g * sigmoid(alpha g) * (u + beta) */
+  float shared_weight; /* multiplies the shared expert's output; 0 stands for 1 */
+  float softmax_scale; /* of attention's products; 0 stands for head_dim^-1/2 */
+  /* Angles that replace those of rope_theta: BF16 or F32 [positions, rotary_dim], a position's
+   * cosines then its sines, at least max_context of them; absent: computed. One table for all
+   * layers, borrowed until ml_mono_close. */
+  ml_tensor cos_sin;
 } ml_model;
 
 /* One sparse mixture-of-experts layer of one rank. Of `tp_size` ranks, rank r holds heads

@@ -195,6 +195,10 @@ bool ModelConfig::any_sparse() const {
                      [](const LayerPattern& layer) { return layer.sparse_attention; });
 }
 
+float ModelConfig::attention_scale() const {
+  return softmax_scale != 0 ? softmax_scale : 1.0F / std::sqrt(static_cast<float>(head_dim));
+}
+
 bool ModelConfig::any_moe() const {
   return std::any_of(layers.begin(), layers.end(),
                      [](const LayerPattern& layer) { return layer.moe; });

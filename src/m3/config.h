@@ -38,6 +38,8 @@ struct ModelConfig {
   std::int64_t experts_per_token = 0;
   bool routing_bias = false;  // e_score_correction_bias present: used for choosing only
   float routed_scale = 1;     // multiplies the routed sum, never the shared expert
+  float shared_weight = 1;    // multiplies the shared expert's output; no config.json says another
+  float softmax_scale = 0;    // of attention's products; 0: head_dim^-1/2, as of every config.json
   float swiglu_alpha = 0, swiglu_limit = 0, swiglu_beta = 1;
 
   std::int64_t index_heads = 0;  // equals num_kv_heads: head g selects for KV head g
@@ -53,6 +55,7 @@ struct ModelConfig {
 
   std::vector<std::string> notes;  // fields seen and ignored, one line each, for the log
 
+  float attention_scale() const;  // softmax_scale, or what its 0 stands for
   std::int64_t group_size() const { return num_heads / num_kv_heads; }
   std::int64_t q_width() const { return num_heads * head_dim; }
   std::int64_t kv_width() const { return num_kv_heads * head_dim; }

@@ -104,7 +104,8 @@ DraftReference::Output DraftReference::step(std::int32_t token, std::span<const 
   const std::int64_t group = c.num_heads / c.num_kv_heads;
   for (std::int64_t head = 0; head < c.num_heads; ++head) {
     attend(query.data() + head * c.head_dim, s.keys, s.values, c.kv_width(),
-           head / group * c.head_dim, positions, c.head_dim, attended.data() + head * c.head_dim);
+           head / group * c.head_dim, positions, c.head_dim,
+           1.0F / std::sqrt(static_cast<float>(c.head_dim)), attended.data() + head * c.head_dim);
   }
   std::vector<float> r(n), normed(n), y(n);
   project(s.o, attended.data(), r.data());

@@ -101,10 +101,10 @@ struct Reference::State {
   std::vector<std::unique_ptr<Layer>> layers;  // the last one used, or every one used so far
   std::unique_ptr<FloatMatrix> head_matrix;
 
-  State(const ModelConfig& c, const ModelWeights& w)
+  State(const ModelConfig& c, const ModelWeights& w, const RotaryTable& rotary)
       : config(c),
         weights(w),
-        rope(c.rope_theta, c.rotary_dim),
+        rope(c.rope_theta, c.rotary_dim, rotary),
         keep(decoded_bytes(w) <= kKeptBytes),
         layers(w.layers.size()) {
     clear();
@@ -215,7 +215,7 @@ struct Reference::State {
         for (std::int64_t h = g * config.group_size(); h < (g + 1) * config.group_size(); ++h) {
           attend(&q[static_cast<std::size_t>(h * config.head_dim)], keys[i], values[i],
                  config.kv_width(), g * config.head_dim, positions, config.head_dim,
-                 &heads[static_cast<std::size_t>(h * config.head_dim)]);
+                 config.attention_scale(), &heads[static_cast<std::size_t>(h * config.head_dim)]);
         }
       }
       std::vector<float> out(residual[r].size());
@@ -244,7 +244,7 @@ struct Reference::State {
         }
         for (std::size_t e = static_cast<std::size_t>(config.num_experts); e < layer.mlps.size();
              ++e) {
-          layer.mlps[e].accumulate(config, x.data(), 1.0F, out);
+          layer.mlps[e].accumulate(config, x.data(), config.shared_weight, out);
         }
       } else {
         layer.mlps[0].accumulate(config, x.data(), 1.0F, out);
@@ -332,8 +332,9 @@ std::vector<float> Reference::State::run(std::span<const std::int32_t> tokens,
   return logits;
 }
 
-Reference::Reference(const ModelConfig& config, const ModelWeights& weights)
-    : state_(std::make_unique<State>(config, weights)) {}
+Reference::Reference(const ModelConfig& config, const ModelWeights& weights,
+                     const RotaryTable& rotary)
+    : state_(std::make_unique<State>(config, weights, rotary)) {}
 Reference::~Reference() = default;
 
 std::int64_t Reference::position() const { return state_->position; }

@@ -8,6 +8,7 @@
 
 #include "core/status.h"
 #include "m3/config.h"
+#include "m3/rope.h"
 #include "m3/trace.h"
 #include "m3/weights.h"
 
@@ -19,7 +20,8 @@ class Reference {
  public:
   // Borrows both. Weights are decoded to float32 when first used and kept if all of them fit in
   // 1 GiB; those of a larger model are decoded again in every forward(), one layer at a time.
-  Reference(const ModelConfig& config, const ModelWeights& weights);
+  // `rotary`: angles that replace those of rope_theta; must cover every position.
+  Reference(const ModelConfig& config, const ModelWeights& weights, const RotaryTable& rotary = {});
   ~Reference();
 
   // Appends `tokens` at the current position. Returns logits of the last `logit_rows` of them,

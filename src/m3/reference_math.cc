@@ -63,8 +63,7 @@ float clamped_swiglu(const ModelConfig& config, float gate, float up) {
 
 void attend(const float* query, std::span<const float> keys, std::span<const float> values,
             std::int64_t stride, std::int64_t offset, std::span<const std::int64_t> positions,
-            std::int64_t head_dim, float* out) {
-  const float scale = 1.0F / std::sqrt(static_cast<float>(head_dim));
+            std::int64_t head_dim, float scale, float* out) {
   std::vector<float> scores;
   float largest = -INFINITY;
   for (const std::int64_t p : positions) {

@@ -32,10 +32,11 @@ void gemma_norm(const float* x, std::span<const float> weight, float eps, float*
 float clamped_swiglu(const ModelConfig& config, float gate, float up);
 
 // Softmax attention of one query over keys given by position.
-// keys, values: [position, stride], the head's vector starts at `offset`. out [head_dim].
+// keys, values: [position, stride], the head's vector starts at `offset`. out [head_dim]. `scale`
+// multiplies the products.
 void attend(const float* query, std::span<const float> keys, std::span<const float> values,
             std::int64_t stride, std::int64_t offset, std::span<const std::int64_t> positions,
-            std::int64_t head_dim, float* out);
+            std::int64_t head_dim, float scale, float* out);
 
 struct RoutedExpert {
   std::int64_t id = 0;

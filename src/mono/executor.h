@@ -12,6 +12,7 @@
 #include "core/dtype.h"
 #include "core/status.h"
 #include "m3/config.h"
+#include "m3/rope.h"
 
 namespace monolayer::tp {
 class Group;
@@ -99,6 +100,7 @@ struct ExecutorConfig {
   std::vector<LayerView> layers;  // [shape.num_layers]
   std::vector<CacheView> caches;  // [shape.num_layers]
   std::int64_t max_context = kMaxContext;
+  m3::RotaryTable rotary{};    // replaces the angles of rope_theta; covers max_context, or null
   tp::Group* group = nullptr;  // null: one rank
 };
 

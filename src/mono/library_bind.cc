@@ -160,6 +160,8 @@ Result<LibraryInput> bind_library(const m3::ModelConfig& config, const m3::Model
   model.rope_theta = config.rope_theta;
   model.rms_eps = config.rms_eps;
   model.routed_scale = config.routed_scale;
+  model.shared_weight = config.shared_weight;
+  model.softmax_scale = config.softmax_scale;
   model.swiglu_alpha = config.swiglu_alpha;
   model.swiglu_limit = config.swiglu_limit;
   model.swiglu_beta = config.swiglu_beta;

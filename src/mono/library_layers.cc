@@ -353,6 +353,25 @@ Status take_cache(const Context& context, const ml_cache_spec& spec, CacheView& 
   return {};
 }
 
+Status take_rotary(const Context& context, const ml_tensor& table, ExecutorConfig& out) {
+  TensorRule rule;
+  rule.subject = "model.cos_sin";
+  rule.dtypes = {ML_BF16, ML_F32};
+  rule.shape = {-1, context.config.rotary_dim};
+  rule.device_index = context.device_index;
+  ML_RETURN_IF_ERROR(check_tensor(table, context.device, rule));
+  if (table.shape[0] < out.max_context) {
+    return {Code::kInvalidArgument, rule.subject,
+            "shape " + shape_text(table) + ", max_context is " + to_string(out.max_context)};
+  }
+  const std::int64_t row = table.shape[0] > 1 ? table.strides[0] : table.shape[1];
+  out.rotary = {.data = table.data,
+                .dtype = table.dtype == ML_F32 ? DType::kF32 : DType::kBF16,
+                .positions = table.shape[0],
+                .row_bytes = row * abi_dtype_size(table.dtype)};
+  return {};
+}
+
 // Caches of a deployment share types, scales' presence, context and capacity: one step addresses
 // them all with the same block ids.
 Status check_alike(const ml_cache_spec& first, const ml_cache_spec& spec) {
@@ -448,6 +467,9 @@ Result<ExecutorConfig> check_input(const LibraryInput& input, const DeviceTraits
   }
   ML_RETURN_IF_ERROR(check_distinct(input.caches));
   out.max_context = input.caches.front().max_context;
+  if (present(input.model.cos_sin)) {
+    ML_RETURN_IF_ERROR(take_rotary(context, input.model.cos_sin, out));
+  }
   return out;
 }
 

@@ -143,6 +143,8 @@ Result<m3::ModelConfig> check_model(const ml_model& model) {
   ML_RETURN_IF_ERROR(check_float("swiglu_alpha", model.swiglu_alpha, false));
   ML_RETURN_IF_ERROR(check_float("swiglu_limit", model.swiglu_limit, true));
   ML_RETURN_IF_ERROR(check_float("swiglu_beta", model.swiglu_beta, false));
+  ML_RETURN_IF_ERROR(check_float("shared_weight", model.shared_weight, false));
+  ML_RETURN_IF_ERROR(check_float("softmax_scale", model.softmax_scale, model.softmax_scale != 0));
 
   m3::ModelConfig config;
   config.hidden_size = model.hidden_size;
@@ -159,6 +161,8 @@ Result<m3::ModelConfig> check_model(const ml_model& model) {
   config.num_experts = model.num_experts;
   config.experts_per_token = model.experts_per_token;
   config.routed_scale = model.routed_scale;
+  if (model.shared_weight != 0) config.shared_weight = model.shared_weight;
+  config.softmax_scale = model.softmax_scale;
   config.swiglu_alpha = model.swiglu_alpha;
   config.swiglu_limit = model.swiglu_limit;
   config.swiglu_beta = model.swiglu_beta;
@@ -175,10 +179,6 @@ Result<m3::RankShape> check_context(const ml_tp_context& context, const m3::Mode
                                     const DeviceTraits& device) {
   ML_ASSIGN_OR_RETURN(const m3::RankShape shape,
                       m3::rank_shape(config, context.rank, context.tp_size));
-  if (context.tp_size > 1 && context.group == nullptr) {
-    return Status(Code::kInvalidArgument, "context.group",
-                  "null with " + to_string(context.tp_size) + " ranks");
-  }
   if (context.device_type != device.device_type || context.device_index < 0) {
     return Status(Code::kUnsupported, "context.device_type",
                   "device " + to_string(context.device_type) + ":" +

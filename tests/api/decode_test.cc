@@ -119,6 +119,39 @@ TEST(LibraryDecode, NanoEqualsNativeAtEveryTpSize) {
   }
 }
 
+// The shared expert's weight, the softmax scale and the angles are the caller's.
+TEST(LibraryDecode, SharedWeightScaleAndAnglesOfTheCaller) {
+  m3::ModelConfig config = tiny_config();
+  config.shared_weight = 1.75F;
+  config.softmax_scale = 0.4F;
+  const RandomModel model(config, {}, 12);
+  const RotaryBytes bf16(config, DType::kBF16, 1), f32(config, DType::kF32, 2);
+  std::vector<std::vector<float>> last;
+  for (const RotaryBytes* rotary : {&bf16, &f32}) {
+    EngineOptions options;
+    options.pool_pages = 2;
+    options.rotary = rotary->table();
+    Engine engine(model.config, model.weights, options);
+    const std::vector<std::int32_t> tokens = random_tokens(config, 140, 3), pages = page_table(140);
+    std::vector<float> expected, logits;
+    ASSERT_TRUE(prefill(engine, tokens, pages, expected).ok());
+    FusedModel::Options fused_options;
+    fused_options.rotary = rotary->table();
+    auto fused = FusedModel::create(model.config, model.weights, *engine.pool, fused_options);
+    ASSERT_TRUE(fused.ok()) << fused.status().to_string();
+    for (std::size_t at = 0; at < 140; at += 4) {
+      const cpu::StepSequence s =
+          sequence(std::span(tokens).subspan(at, 4), static_cast<std::int64_t>(at), pages);
+      const Status status = (*fused)->step({&s, 1}, logits);
+      ASSERT_TRUE(status.ok()) << status.to_string();
+    }
+    EXPECT_EQ(expected, logits);
+    ASSERT_TRUE((*fused)->close().ok());
+    last.push_back(logits);
+  }
+  EXPECT_NE(last[0], last[1]);
+}
+
 // A request of a serving engine in miniature: its tokens, how many of them are in the cache, its
 // pages, and what an undisturbed run makes of it.
 struct Request {

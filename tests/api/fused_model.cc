@@ -56,6 +56,7 @@ Status FusedModel::build_dense(const m3::ModelWeights&, const m3::RankShape& sha
   ML_ASSIGN_OR_RETURN(team_, cpu::ThreadTeam::create({.threads = options.threads, .pin = false}));
   mono::ExecutorConfig config = cpu::executor_config(dense_config_, dense_view_, caches);
   config.group = options.dense_group;
+  config.rotary = options.rotary;
   ML_ASSIGN_OR_RETURN(dense_, cpu::MonoExecutor::create(config, team_.get(), {}));
   return {};
 }
@@ -64,6 +65,12 @@ Status FusedModel::build_library(const m3::ModelWeights& weights, const Options&
   ML_ASSIGN_OR_RETURN(input_, mono::bind_library(config_, weights, options.rank, options.ranks));
   api::Model model;
   static_cast<ml_model&>(model) = input_.model;
+  if (const m3::RotaryTable& rotary = options.rotary; rotary.data != nullptr) {
+    const bool wide = rotary.dtype == DType::kF32;
+    model.cos_sin = api::tensor(const_cast<void*>(rotary.data), wide ? ML_F32 : ML_BF16,
+                                {rotary.positions, config_.rotary_dim}, ML_LAYOUT_ROWS,
+                                {rotary.row_bytes / (wide ? 4 : 2), 1});
+  }
   std::vector<api::LayerSpec> layers;
   std::vector<api::CacheSpec> caches;
   for (const mono::LayerInput& layer : input_.layers) {

@@ -26,6 +26,7 @@ class FusedModel {
     int rank = 0, ranks = 1, threads = 1;
     tp::Group* dense_group = nullptr;  // of the dense layers; null with one rank
     ml_group* group = nullptr;         // of the library
+    m3::RotaryTable rotary;
   };
   // Borrows everything; `pool` holds the rank's heads. Layers that are not sparse come first.
   static Result<std::unique_ptr<FusedModel>> create(const m3::ModelConfig& config,

@@ -138,6 +138,29 @@ TEST(MonoExact, T_K7_T_P2_UnusedBytesAreJunk) {
   }
 }
 
+// What the published model leaves at its default: the shared expert's weight, the softmax scale,
+// and angles that the caller supplies.
+TEST(MonoExact, SharedWeightScaleAndAnglesOfTheCaller) {
+  m3::ModelConfig config = eight_way_config();
+  config.shared_weight = 1.75F;
+  config.softmax_scale = 0.4F;
+  const RandomModel model(config, quantized(false), 24);
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const RotaryBytes rotary(config, dtype, 5);
+    for (const int ranks : {1, 2, 4}) {
+      MonoCase c;
+      c.rotary = rotary.table();
+      c.requests = requests(ranks == 1 ? 1 : 7, 3, 100);
+      c.ranks = ranks;
+      c.threads = 2;
+      c.serial = true;
+      c.serial_workers = 2;
+      compare_paths(model, c);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST(MonoExact, T_P3_PaddingRowsFullOfNaN) {
   for (const std::vector<std::int64_t>& padding :
        {std::vector<std::int64_t>{0}, {3}, {0, 1, 4, 6}, {2, 2, 2, 2, 2, 2}}) {

@@ -108,7 +108,8 @@ class Rank {
   NativeStep native() {
     NativeStep out;
     const Pool p = pool(1, false);
-    auto chain = cpu::Native::create(model_.config, model_.weights, *team_, {.group = &group_});
+    auto chain = cpu::Native::create(model_.config, model_.weights, *team_,
+                                     {.rotary = case_.rotary, .group = &group_});
     EXPECT_TRUE(chain.ok()) << chain.status().to_string();
     std::vector<cpu::StepSequence> sequences;
     for (std::size_t i = 0; i < case_.requests.size(); ++i) {
@@ -125,6 +126,7 @@ class Rank {
     const Pool p = pool(2, true);
     mono::ExecutorConfig config = cpu::executor_config(local_, view_, p.pool->caches());
     config.group = &group_;
+    config.rotary = case_.rotary;
     auto made = cpu::MonoExecutor::create(config, team_.get(), options);
     ASSERT_TRUE(made.ok()) << made.status().to_string();
     cpu::MonoExecutor& executor = **made;

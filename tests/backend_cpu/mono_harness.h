@@ -30,6 +30,7 @@ struct MonoCase {
   bool serial = false;  // compare the serial interpreter too
   int serial_workers = 3;
   cpu::MonoOptions options;  // of the team's executor
+  m3::RotaryTable rotary{};  // of every path
 };
 
 // Splits heads eight ways at a size where a layer takes a fraction of a millisecond: one dense and

@@ -56,9 +56,11 @@ Engine::Engine(const m3::ModelConfig& model_config, const m3::ModelWeights& weig
   EXPECT_TRUE(made_pool.ok()) << made_pool.status().to_string();
   pool = std::move(made_pool).value();
   std::memset(pool->memory(), 0xff, pool->bytes());  // NaN in BF16 and in E4M3
-  auto made_native = cpu::Native::create(
-      config, weights, *team,
-      {.tiles = options.tiles, .prefill_tile = options.row_tile, .choices = options.choices});
+  auto made_native = cpu::Native::create(config, weights, *team,
+                                         {.tiles = options.tiles,
+                                          .prefill_tile = options.row_tile,
+                                          .choices = options.choices,
+                                          .rotary = options.rotary});
   EXPECT_TRUE(made_native.ok()) << made_native.status().to_string();
   native = std::move(made_native).value();
 }

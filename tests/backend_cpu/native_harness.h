@@ -47,6 +47,7 @@ struct EngineOptions {
   std::int64_t row_tile = 64;
   std::int64_t pool_pages = 64;
   m3::ChoiceSource* choices = nullptr;
+  m3::RotaryTable rotary{};
 };
 
 // A model with a team, a pool and a chain. The pool starts out full of NaN patterns.

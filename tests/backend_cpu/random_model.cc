@@ -185,6 +185,30 @@ m3::ModelConfig nano_config() {
   return c;
 }
 
+RotaryBytes::RotaryBytes(const m3::ModelConfig& config, DType dtype, std::uint64_t seed) {
+  const auto pairs = static_cast<std::size_t>(config.rotary_dim / 2);
+  const std::size_t unit = dtype_size(dtype), row = 2 * pairs * unit + 2 * unit;  // with a gap
+  bytes_.resize(static_cast<std::size_t>(config.max_positions) * row);
+  table_ = {bytes_.data(), dtype, config.max_positions, static_cast<std::int64_t>(row)};
+  std::mt19937_64 random(seed);
+  for (std::int64_t p = 0; p < config.max_positions; ++p) {
+    std::byte* at = bytes_.data() + static_cast<std::size_t>(p) * row;
+    for (std::size_t i = 0; i < pairs; ++i) {
+      const double angle = static_cast<double>(random() >> 40) * 0x1p-24 * 6.283185307179586;
+      for (const bool sine : {false, true}) {
+        const auto value = static_cast<float>(sine ? std::sin(angle) : std::cos(angle));
+        std::byte* to = at + (i + (sine ? pairs : 0)) * unit;
+        const bf16_t bits = f32_to_bf16(value);
+        if (dtype == DType::kF32) {
+          std::memcpy(to, &value, unit);
+        } else {
+          std::memcpy(to, &bits, unit);
+        }
+      }
+    }
+  }
+}
+
 std::vector<std::int32_t> random_tokens(const m3::ModelConfig& config, std::int64_t n,
                                         std::uint64_t seed) {
   std::mt19937_64 random(seed);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "m3/config.h"
+#include "m3/rope.h"
 #include "m3/weights.h"
 
 namespace monolayer::test {
@@ -45,6 +46,17 @@ m3::ModelConfig tiny_config();
 // The proportions of the embedded model: 3 dense and 3 sparse layers, 8 query, 4 KV and 4 index
 // heads of 128, block 128, top 4, 16 experts.
 m3::ModelConfig nano_config();
+
+// A rotary table over every position of a model: each pair turned by a random angle.
+class RotaryBytes {
+ public:
+  RotaryBytes(const m3::ModelConfig& config, DType dtype, std::uint64_t seed);
+  m3::RotaryTable table() const { return table_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  m3::RotaryTable table_;
+};
 
 std::vector<std::int32_t> random_tokens(const m3::ModelConfig& config, std::int64_t n,
                                         std::uint64_t seed);

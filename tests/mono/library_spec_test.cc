@@ -2,6 +2,7 @@
 // nothing is replaced or allocated.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <limits>
 
@@ -69,6 +70,41 @@ TEST(LibrarySpec, StridedViewsAreTaken) {
   EXPECT_EQ(at - static_cast<const std::byte*>(table.data), 512 * 32 + 256 * 32);
 }
 
+ml_tensor angles(const LibraryInput& in, std::int32_t dtype, std::int64_t positions) {
+  static std::vector<double> memory(4096 * 16);
+  ml_tensor t = ML_TENSOR_INIT;
+  t.data = memory.data();
+  t.dtype = dtype;
+  t.layout = ML_LAYOUT_ROWS;
+  t.device_type = ML_DEVICE_CPU;
+  t.rank = 2;
+  t.shape[0] = positions;
+  t.shape[1] = t.strides[0] = in.model.rotary_dim;
+  t.strides[1] = 1;
+  return t;
+}
+
+TEST(LibrarySpec, WhatIsLeftOutHasItsDefault) {
+  Deployment d;
+  d.input.model.shared_weight = 0;
+  d.input.model.softmax_scale = 0;
+  const auto plain = check(d.input);
+  ASSERT_TRUE(plain.ok());
+  EXPECT_EQ(plain->shape.shared_weight, 1);
+  EXPECT_EQ(plain->shape.attention_scale(), 1 / std::sqrt(32.0F));
+  EXPECT_EQ(plain->rotary.data, nullptr);
+  d.input.model.shared_weight = 0.5F;
+  d.input.model.softmax_scale = 0.25F;
+  d.input.model.cos_sin = angles(d.input, ML_F32, 4096);
+  const auto config = check(d.input);
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(config->shape.shared_weight, 0.5F);
+  EXPECT_EQ(config->shape.attention_scale(), 0.25F);
+  EXPECT_EQ(config->rotary.data, d.input.model.cos_sin.data);
+  EXPECT_EQ(config->rotary.positions, 4096);
+  EXPECT_EQ(config->rotary.row_bytes, 64);
+}
+
 struct BadSpec {
   const char* name;
   std::function<void(LibraryInput&)> change;
@@ -101,6 +137,21 @@ const BadSpec kBad[] = {
     {"model_eps", [](auto& in) { in.model.rms_eps = 0; }, "rms_eps"},
     {"model_nan", [](auto& in) { in.model.rope_theta = std::numeric_limits<double>::quiet_NaN(); },
      "rope_theta: is nan"},
+    {"model_shared_weight",
+     [](auto& in) { in.model.shared_weight = std::numeric_limits<float>::infinity(); },
+     "model.shared_weight: is inf, must be finite"},
+    {"model_softmax_scale", [](auto& in) { in.model.softmax_scale = -0.5F; },
+     "model.softmax_scale: is -0.500000, must be finite and positive"},
+    {"cos_sin_type", [](auto& in) { in.model.cos_sin = angles(in, ML_I64, 4096); },
+     "model.cos_sin: dtype I64"},
+    {"cos_sin_width",
+     [](auto& in) {
+       in.model.cos_sin = angles(in, ML_BF16, 4096);
+       in.model.cos_sin.shape[1] -= 2;
+     },
+     "model.cos_sin: shape"},
+    {"cos_sin_short", [](auto& in) { in.model.cos_sin = angles(in, ML_F32, 100); },
+     "model.cos_sin: shape [100, "},
     {"model_index_heads", [](auto& in) { in.model.index_heads = 1; }, "index_heads: is 1",
      Code::kUnsupported},
     {"tp_3", [](auto& in) { in.context.tp_size = 3; },
@@ -115,12 +166,6 @@ const BadSpec kBad[] = {
      },
      "must be 1, 2, 4 or 8, is 16", Code::kUnsupported},
     {"tp_rank", [](auto& in) { in.context.rank = 1; }, "rank"},
-    {"tp_group",
-     [](auto& in) {
-       in.context.tp_size = 2;
-       in.context.group = nullptr;
-     },
-     "context.group: null with 2 ranks"},
     {"tp_device", [](auto& in) { in.context.device_type = ML_DEVICE_CUDA; }, "context.device_type",
      Code::kUnsupported},
     {"ids_order", [](auto& in) { in.layers[1].spec.layer_id = 2; },

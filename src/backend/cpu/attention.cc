@@ -79,7 +79,7 @@ void attend_unit(const StepContext& step, const AttentionPlan& plan, std::int64_
       step.act.q.data() + (tile.kv_head * step.plan.rows() + tile.rows.first_row) * group * stride;
   step.tiles.matmul(k, chunk.in_page, chunk.in_page + n, 0, c.head_dim, q, stride, queries, scores,
                     m3::kPageTokens);
-  const float scale = 1.0F / std::sqrt(static_cast<float>(c.head_dim)) * cache.k_scale;
+  const float scale = c.attention_scale() * cache.k_scale;
   for (std::int64_t i = 0; i < queries; ++i) {
     v.rows = visible(step, chunk, tile.rows.first_row + i / group);
     if (v.rows == 0) continue;

@@ -184,6 +184,12 @@ Status check_executor_config(const mono::ExecutorConfig& config) {
     return {Code::kInvalidArgument, "max_context",
             to_string(config.max_context) + ", from 1 to " + to_string(mono::kMaxContext)};
   }
+  const m3::RotaryTable& rotary = config.rotary;
+  if (rotary.data != nullptr && rotary.positions < config.max_context) {
+    return {Code::kInvalidArgument, "rotary table",
+            to_string(rotary.positions) + " positions, max_context is " +
+                to_string(config.max_context)};
+  }
   for (std::size_t i = 0; i < layers; ++i) {
     ML_RETURN_IF_ERROR(check_layer(c, static_cast<std::int64_t>(i), config.layers[i]));
     const mono::CacheView& cache = config.caches[i];

@@ -37,10 +37,10 @@ void clear(MlpPlan& plan) {
   plan.gather_kinds = 0;
 }
 
-void add_all_rows(const StepContext& step, MlpPlan& plan) {
+void add_all_rows(const StepContext& step, float weight, MlpPlan& plan) {
   for (std::int64_t r = 0; r < step.plan.rows(); ++r) {
     plan.slot_row.push_back(static_cast<std::int32_t>(r));
-    plan.slot_weight.push_back(1);
+    plan.slot_weight.push_back(weight);
   }
 }
 
@@ -65,7 +65,7 @@ unsigned mlp_kinds(const LayerView& layer) {
 
 void plan_dense(const StepContext& step, const LayerView& layer, MlpPlan& plan) {
   clear(plan);
-  add_all_rows(step, plan);
+  add_all_rows(step, 1, plan);
   add_group(step, layer.dense, step.plan.rows(), false, plan);
 }
 
@@ -97,7 +97,7 @@ void plan_experts(const StepContext& step, const LayerView& layer, const RoutedE
     add_group(step, layer.experts[e], count, true, plan);
   }
   if (layer.shared.empty()) return;
-  add_all_rows(step, plan);
+  add_all_rows(step, step.config.shared_weight, plan);
   add_group(step, layer.shared, rows, false, plan);
 }
 
@@ -176,10 +176,10 @@ std::vector<SplitTerm> down_terms(const StepContext& step, const MlpPlan& plan) 
     term.layout = &group.layout;
     term.x = step.act.mlp.data() + group.first_slot * plan.slot_stride;
     term.count = group.slots;
-    if (group.routed) {
-      term.rows = plan.slot_row.data() + group.first_slot;
-      term.weights = plan.slot_weight.data() + group.first_slot;
-    }
+    if (group.routed) term.rows = plan.slot_row.data() + group.first_slot;
+    // A weight of 1 is left out: fma(1, dot, acc) has the bits of acc + dot.
+    const float* weights = plan.slot_weight.data() + group.first_slot;
+    if (group.routed || *weights != 1) term.weights = weights;
     terms.push_back(term);
   }
   return terms;

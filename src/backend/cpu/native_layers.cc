@@ -21,6 +21,7 @@ ModelView layers_only(const mono::ExecutorConfig& config) {
 NativeOptions options_of(const mono::ExecutorConfig& config) {
   NativeOptions options;
   options.group = config.group;
+  options.rotary = config.rotary;
   return options;
 }
 
