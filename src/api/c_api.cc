@@ -110,6 +110,10 @@ Status create(std::uint32_t abi_version, const ml_model* model, const ml_layer_s
   mono::LibraryBackend* backend = nullptr;
   const Status readable = [&]() -> Status {
     if (!input.ok()) return input.status();
+    if (group == nullptr && input->context.tp_size > 1) {
+      return {Code::kInvalidArgument, "context.group",
+              "null with " + std::to_string(input->context.tp_size) + " ranks"};
+    }
     backend = find_backend(input->context.device_type);
     if (backend != nullptr) return {};
     return {Code::kUnsupported, "context.device_type",

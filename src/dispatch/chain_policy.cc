@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "dispatch/runner.h"
+
 namespace monolayer::dispatch {
 namespace {
 
@@ -21,6 +23,22 @@ StepFacts facts_of(const cpu::StepShape& shape) {
   facts.highest_slot = scheduled(shape.highest_slot);
   return facts;
 }
+
+class Driver final : public cpu::StepDriver {
+ public:
+  Driver(Dispatcher& dispatcher, mono::Lifecycle& lifecycle, cpu::CacheSource caches, int rank)
+      : runner_(dispatcher, lifecycle, std::move(caches), rank == 0) {}
+
+  Status step(const cpu::StepShape& shape, std::int64_t generation,
+              mono::StepPaths& paths) override {
+    return runner_.step(facts_of(shape), Generation::from_scheduler(generation), scheduled(false),
+                        paths);
+  }
+  const std::string& reason() const override { return runner_.reason(); }
+
+ private:
+  StepRunner runner_;
+};
 
 }  // namespace
 
@@ -47,15 +65,9 @@ std::string ChainPolicy::deployment_reason() const {
   return dispatcher_.deployment().ok() ? std::string() : dispatcher_.deployment().to_string();
 }
 
-bool ChainPolicy::fused(const cpu::StepShape& shape, int rank) {
-  const StepFacts facts = facts_of(shape);
-  const Decision decision = rank == 0 ? dispatcher_.decide(facts) : dispatcher_.judge(facts);
-  return decision.path == Path::kMono;
-}
-
-std::string ChainPolicy::reason(const cpu::StepShape& shape) const {
-  const StepFacts facts = facts_of(shape);
-  return dispatcher_.explain(dispatcher_.judge(facts), facts);
+std::unique_ptr<cpu::StepDriver> ChainPolicy::driver(mono::Lifecycle& lifecycle,
+                                                     cpu::CacheSource caches, int rank) {
+  return std::make_unique<Driver>(dispatcher_, lifecycle, std::move(caches), rank);
 }
 
 }  // namespace monolayer::dispatch

@@ -1,4 +1,4 @@
-// The tables as the chains of a backend ask them: a deployment judged once, then every step.
+// The tables as the chains of a backend go by them: a deployment judged once, then every step.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace monolayer::dispatch {
 
-// Thread-safe: the ranks of one process share it. The rank that counts is rank 0.
+// Thread-safe: the ranks of one process share it. Rank 0 counts.
 class ChainPolicy final : public cpu::PathPolicy {
  public:
   // `path`: "auto", "native" or "mono", which refuses where no step could be fused. kUnsupported
@@ -24,8 +24,8 @@ class ChainPolicy final : public cpu::PathPolicy {
   // Why none can, or an empty text.
   std::string deployment_reason() const;
 
-  bool fused(const cpu::StepShape& shape, int rank) override;
-  std::string reason(const cpu::StepShape& shape) const override;
+  std::unique_ptr<cpu::StepDriver> driver(mono::Lifecycle& lifecycle, cpu::CacheSource caches,
+                                          int rank) override;
   StepCounters counters() const { return dispatcher_.counters(); }
 
  private:

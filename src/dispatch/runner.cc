@@ -3,7 +3,7 @@
 namespace monolayer::dispatch {
 
 Status StepRunner::step(StepFacts facts, const Generation& bound, const Flag& capturing,
-                        StepPaths& paths, std::span<const void* const> storage) {
+                        mono::StepPaths& paths, std::span<const void* const> storage) {
   const bool live = lifecycle_.state() == mono::LifecycleState::kLive;
   const bool stale = live && built_ != bound.get();
   RunnerState state = RunnerState::kReady;
@@ -16,7 +16,7 @@ Status StepRunner::step(StepFacts facts, const Generation& bound, const Flag& ca
   }
   // Every input of `state` is agreed on (the lifecycle's) or replicated (the arguments).
   facts.runner = Runner::from_scheduler(state);
-  last_ = dispatcher_.decide(facts);
+  last_ = counts_ ? dispatcher_.decide(facts) : dispatcher_.judge(facts);
   if (last_.path == Path::kNative) {
     reason_ = dispatcher_.explain(last_, facts);
     return paths.run_native();
@@ -27,7 +27,7 @@ Status StepRunner::step(StepFacts facts, const Generation& bound, const Flag& ca
       lifecycle_.acquire({.has_metadata = facts.has_metadata.get(), .capturing = capturing.get()},
                          storage));
   if (library == nullptr) {
-    dispatcher_.count_postponed();
+    if (counts_) dispatcher_.count_postponed();
     last_ = {Path::kNative, static_cast<int>(step_rows().size()) - 1};
     reason_ = lifecycle_.reason();
     return paths.run_native();

@@ -59,14 +59,14 @@ std::string timeline_svg(const std::vector<cpu::TaskTime>& times, int workers, i
                 kLeft + kWidth + 20, legend + 60);
   std::string out = head;
   label(out, kLeft, 18,
-        "layers " + std::to_string(std::max(0, last - layers + 1)) + " to " + std::to_string(last) +
-            ": " + microseconds(span) + " from left to right");
+        "fused layers " + std::to_string(std::max(0, last - layers + 1)) + " to " +
+            std::to_string(last) + ": " + microseconds(span) + " from left to right");
   std::array<double, mono::kStages> spent{};
   double waited = 0;
   for (const cpu::TaskTime& t : times) {
     if (t.layer <= last - layers) continue;
     const double y = kTop + t.worker * kLine;
-    const std::string where = "layer " + std::to_string(t.layer) + ", " +
+    const std::string where = "fused layer " + std::to_string(t.layer) + ", " +
                               std::string(mono::stage_name(t.stage)) + ", worker " +
                               std::to_string(t.worker) + ": ";
     if (t.begin > t.wait_begin) {

@@ -32,14 +32,34 @@ class Fingerprint {
 std::uint64_t fingerprint(const LibraryInput& input) {
   Fingerprint f;
   const ml_model& m = input.model;
-  const std::int64_t integers[] = {
-      m.num_layers,   m.hidden_size,   m.num_heads,          m.num_kv_heads,      m.head_dim,
-      m.rotary_dim,   m.index_heads,   m.index_dim,          m.block_size,        m.topk_blocks,
-      m.init_blocks,  m.local_blocks,  m.num_experts,        m.experts_per_token, m.expert_width,
-      m.shared_width, m.max_positions, input.context.tp_size};
+  const std::int64_t integers[] = {m.num_layers,
+                                   m.hidden_size,
+                                   m.num_heads,
+                                   m.num_kv_heads,
+                                   m.head_dim,
+                                   m.rotary_dim,
+                                   m.index_heads,
+                                   m.index_dim,
+                                   m.block_size,
+                                   m.topk_blocks,
+                                   m.init_blocks,
+                                   m.local_blocks,
+                                   m.num_experts,
+                                   m.experts_per_token,
+                                   m.expert_width,
+                                   m.shared_width,
+                                   m.max_positions,
+                                   input.context.tp_size,
+                                   m.cos_sin.data != nullptr ? m.cos_sin.dtype : 0};
   for (const std::int64_t value : integers) f.add(value);
-  const double numbers[] = {m.rope_theta,   m.rms_eps,      m.routed_scale,
-                            m.swiglu_alpha, m.swiglu_limit, m.swiglu_beta};
+  const double numbers[] = {m.rope_theta,
+                            m.rms_eps,
+                            m.routed_scale,
+                            m.swiglu_alpha,
+                            m.swiglu_limit,
+                            m.swiglu_beta,
+                            m.shared_weight != 0 ? m.shared_weight : 1,
+                            m.softmax_scale};
   for (const double value : numbers) f.add(value);
   for (std::size_t i = 0; i < input.layers.size(); ++i) {
     const ml_cache_spec& cache = input.caches[i];
@@ -165,8 +185,11 @@ Library::~Library() {
     if (!status.ok()) log("closing the fused path failed: " + status.to_string());
     return;
   }
-  log("a library of rank " + to_string(group_->rank()) +
-      " was destroyed without close(): its memory is kept until the process ends");
+  // A group that failed has said why, and its ranks cannot meet to close anything.
+  if (group_->status().ok()) {
+    log("a library of rank " + to_string(group_->rank()) +
+        " was destroyed without close(): its memory is kept until the process ends");
+  }
   keep_until_exit(executor_.release());
 }
 

@@ -31,6 +31,9 @@ Status check_counts(const ml_step& step) {
                                                         {"seq_lens", step.seq_lens},
                                                         {"main_slots", step.main_slots},
                                                         {"index_slots", step.index_slots}};
+  if (reinterpret_cast<std::uintptr_t>(step.query_lens) % 4 != 0) {
+    return bad("query_lens", "is not aligned to 4 bytes");
+  }
   for (const auto& [name, data] : arrays) {
     if (data == nullptr) return bad(name, "null pointer");
     const std::size_t unit = std::strstr(name, "slots") != nullptr ? 8 : 4;

@@ -31,6 +31,15 @@ struct StepConditions {
   bool tracing = false;      // a graph compiler is tracing
 };
 
+// The two ways to run the step at hand.
+class StepPaths {
+ public:
+  virtual ~StepPaths() = default;
+  virtual Status run_native() = 0;
+  // An error here is final: the caches may be half written, so native is never tried after it.
+  virtual Status run_mono(Library& library) = 0;
+};
+
 class Lifecycle {
  public:
   struct Options {

@@ -72,7 +72,7 @@ TEST(CApi, RefusalsAreCodesWithALine) {
   said(bad.create(&mono), ML_UNSUPPORTED, "this build runs on cpu");
   bad = good;
   bad.context.tp_size = 2;
-  said(bad.create(&mono), ML_INVALID_ARGUMENT, "context");
+  said(bad.create(&mono), ML_INVALID_ARGUMENT, "context.group: null with 2 ranks");
   said(ml_mono_prepare_step(nullptr, nullptr), ML_INVALID_ARGUMENT, "mono: null pointer");
   said(ml_mono_close(nullptr), ML_INVALID_ARGUMENT, "mono: null pointer");
   ml_mono_destroy(nullptr);

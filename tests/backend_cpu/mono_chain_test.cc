@@ -74,6 +74,53 @@ TEST_F(MonoChainTest, SameLogitsAndSelectionsOnEveryGroupSize) {
   }
 }
 
+// The last position there can be. All blocks but the one written are the same eight, so that the
+// pool's other pages cost no memory.
+TEST(MonoChain, T_K2_TheLongestContext) {
+  m3::ModelConfig config = eight_way_config();
+  config.max_positions = mono::kMaxContext;
+  const RandomModel model(config, kFormats, 6);
+  const std::int64_t pages = mono::kMaxContext / m3::kPageTokens;
+  std::vector<std::int32_t> table(static_cast<std::size_t>(pages));
+  for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::int32_t>(i % 8);
+  table.back() = 8;
+  std::vector<Output> outputs;
+  for (const bool fused : {false, true}) {
+    EngineOptions options;
+    options.threads = 2;
+    options.pool_pages = 9;
+    Engine engine(config, model.weights, options);
+    engine.pool = cpu::CachePool::create(config, fp8_cache(), pages).value();
+    for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+      const cpu::LayerCache& cache = engine.pool->layer(layer);
+      for (std::int64_t i = 0; i < 9 * cache.page_bytes; ++i) {
+        cache.k[i] = static_cast<std::byte>(i * 37 % 120);
+        cache.v[i] = static_cast<std::byte>(128 + i * 41 % 120);
+        if (cache.index != nullptr && i < 9 * cache.index_page_bytes) {
+          cache.index[i] = static_cast<std::byte>(i * 43 % 251 % 120);
+        }
+      }
+    }
+    engine.native =
+        cpu::Native::create(config, model.weights, *engine.team, {.fused = fused}).value();
+    const std::vector<std::int32_t> tokens = random_tokens(config, 2, 9);
+    cpu::StepSequence sequence;
+    sequence.tokens = tokens;
+    sequence.start = mono::kMaxContext - 2;
+    sequence.pages = table;
+    sequence.logit_rows = 2;
+    Output& out = outputs.emplace_back();
+    const Status status = engine.native->step({&sequence, 1}, *engine.pool, out.logits, &out.trace);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    EXPECT_EQ(engine.native->paths().mono, fused ? 1 : 0);
+  }
+  EXPECT_EQ(outputs[0].logits, outputs[1].logits);
+  EXPECT_EQ(outputs[0].trace.hidden_rows, outputs[1].trace.hidden_rows);
+  EXPECT_EQ(outputs[0].trace.selections, outputs[1].trace.selections);
+  EXPECT_EQ(outputs[1].trace.selections.at({1, mono::kMaxContext - 1, 0}).back(),
+            mono::kMaxContext / config.block_size - 1);
+}
+
 TEST_F(MonoChainTest, SizesThatDoNotDivideAreRefusedByName) {
   const RandomModel narrow(tiny_config(), {}, 1);
   const auto made = cpu::make_ranked(narrow.config, narrow.weights,

@@ -6,6 +6,8 @@
 #include "backend/cpu/cache.h"
 #include "backend/cpu/ranked.h"
 #include "backend_cpu/random_model.h"
+#include "mono/library_fixture.h"
+#include "mono/lifecycle.h"
 
 namespace monolayer::dispatch {
 namespace {
@@ -122,12 +124,37 @@ TEST_F(ChainPolicyTest, EveryRuleOfAStepIsAsked) {
   good.max_context = 512;
   good.table_width = 3;
   good.highest_slot = 511;
-  EXPECT_TRUE(policy->fused(good, 0));
+  struct Paths : mono::StepPaths {
+    int native = 0, mono = 0;
+    Status run_native() override {
+      ++native;
+      return {};
+    }
+    Status run_mono(mono::Library&) override {
+      ++mono;
+      return {};
+    }
+  } paths;
+  mono::test::FakeLog log;
+  mono::test::FakeBackend backend(log);
+  const mono::test::Deployment deployment;
+  mono::Lifecycle life(deployment.input, backend, nullptr, {});
+  for (const ml_cache_spec& cache : deployment.input.caches) {
+    ASSERT_TRUE(life.bind_main(cache).ok());
+    ASSERT_TRUE(life.bind_index(cache.layer_id, cache.index, 1).ok());
+  }
+  const auto zero = policy->driver(life, {}, 0);
+  const auto one = policy->driver(life, {}, 1);
+  ASSERT_TRUE(zero->step(good, 1, paths).ok());
+  EXPECT_EQ(1, paths.mono);
+  EXPECT_EQ("", zero->reason());
   const auto reason = [&](auto change) {
     cpu::StepShape shape = good;
     change(shape);
-    EXPECT_FALSE(policy->fused(shape, 1));
-    return policy->reason(shape);
+    const int before = paths.native;
+    EXPECT_TRUE(one->step(shape, 1, paths).ok());
+    EXPECT_EQ(before + 1, paths.native);
+    return one->reason();
   };
   EXPECT_EQ("rows: is 17, needs 1 to 16", reason([](auto& s) { s.rows = 17; }));
   EXPECT_EQ("query_length: is 1 to 9, needs 1 to 8", reason([](auto& s) { s.longest_query = 9; }));
@@ -137,6 +164,7 @@ TEST_F(ChainPolicyTest, EveryRuleOfAStepIsAsked) {
   EXPECT_NE(reason([](auto& s) { s.highest_slot = std::int64_t{1} << 31; }).find("slots"),
             std::string::npos);
   EXPECT_EQ(1, policy->counters().mono + policy->counters().native);  // rank 1 counts nothing
+  EXPECT_EQ(1, paths.mono);
 }
 
 }  // namespace

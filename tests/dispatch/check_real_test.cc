@@ -120,8 +120,6 @@ struct Rank {
       input.caches.push_back(spec);
     }
     input.context.worker_threads = 1;
-    input.context.group =
-        reinterpret_cast<ml_group*>(this);  // the library is given the group itself
     ML_ASSIGN_OR_RETURN(library, mono::Library::create(std::move(input), backend, group));
     return {};
   }

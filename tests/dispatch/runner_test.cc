@@ -17,7 +17,7 @@ DeploymentFacts supported() {
   return facts;
 }
 
-struct Paths : StepPaths {
+struct Paths : mono::StepPaths {
   int native = 0, mono = 0;
   Status run_native() override {
     ++native;

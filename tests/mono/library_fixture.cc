@@ -131,8 +131,6 @@ Deployment::Deployment(const Options& options) : options_(options) {
   input.context.rank = options.rank;
   input.context.tp_size = options.ranks;
   input.context.device_type = ML_DEVICE_CPU;
-  // Any non-null handle: the library is given the group itself.
-  input.context.group = reinterpret_cast<ml_group*>(this);
   for (std::int64_t id = 3; id < 6; ++id) {
     input.layers.push_back(layer(id));
     input.caches.push_back(cache(id));

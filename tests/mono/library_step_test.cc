@@ -108,6 +108,12 @@ const BadStep kBad[] = {
            reinterpret_cast<const char*>(s.md.main_slots) + 4);
      },
      "main_slots: is not aligned to 8"},
+    {"query_lens_misaligned",
+     [](Step& s) {
+       s.md.query_lens =
+           reinterpret_cast<const std::int32_t*>(reinterpret_cast<const char*>(&s.md) + 2);
+     },
+     "query_lens: is not aligned to 4"},
     {"too_long", [](Step& s) { s.seq_lens[1] = 1025; },
      "request 1 has length 1025, must be in [0, 1024]"},
     {"negative_length", [](Step& s) { s.seq_lens[0] = -1; }, "request 0 has length -1"},

@@ -58,7 +58,7 @@ LayerStages::LayerStages(const mono::ExecutorConfig& config, const Tiles& tiles,
       max_context_(std::min(config.max_context, config.shape.max_positions)),
       ranks_(ranks),
       caches_(view_caches(config.shape, config.caches)),
-      rope_(config.shape.rope_theta, config.shape.rotary_dim),
+      rope_(config.shape.rope_theta, config.shape.rotary_dim, config.rotary),
       workers_(static_cast<std::size_t>(workers)) {
   for (const mono::LayerView& layer : config.layers) views_.push_back(view_layer(layer));
   for (const LayerView& view : views_) {

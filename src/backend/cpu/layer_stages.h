@@ -27,6 +27,12 @@ struct LayerRun {
   bf16_t *hidden_out = nullptr, *residual_out = nullptr;
 };
 
+// Rows of a stored matrix, for a worker that will read them.
+struct AheadPiece {
+  const std::byte* data = nullptr;
+  std::int64_t row_bytes = 0, stored = 0, rows = 0;  // `stored` bytes of each row
+};
+
 class LayerStages : public mono::TaskRunner {
  public:
   // `config` passed check_executor_config(). Throws std::bad_alloc.
@@ -46,6 +52,9 @@ class LayerStages : public mono::TaskRunner {
   // Safe for different workers at once, in the order that the plan's waits ask for.
   bool run_task(std::int64_t layer, const mono::LayerPlan& plan, int step,
                 const mono::Task& task) override;
+  // Asks for a few more cache lines of the weights that a worker reads next, while it waits before
+  // step `index`. False: there is nothing left to ask for.
+  bool look_ahead(std::int64_t layer, const mono::LayerPlan& plan, int index, int worker);
   // Zeros for rows that are not live.
   void finish_run();
 
@@ -54,6 +63,14 @@ class LayerStages : public mono::TaskRunner {
   std::span<std::byte> memory() { return {memory_.data(), memory_bytes_}; }  // of all regions
 
  private:
+  struct Ahead {
+    std::uint64_t prepared = 0;  // the step, layer and reader of `pieces`
+    std::int64_t layer = -1;
+    int reader = -1;
+    std::vector<AheadPiece> pieces;
+    std::size_t piece = 0;  // where the next line lies
+    std::int64_t row = 0, at = 0, left = 0;
+  };
   struct Worker {
     Activations act;  // borrowed, but what it keeps for itself
     Buffer<float> scratch, stream, roots;
@@ -63,6 +80,7 @@ class LayerStages : public mono::TaskRunner {
     std::vector<std::int32_t> ids;
     MlpPlan mlp;
     std::vector<SplitTerm> terms;
+    Ahead ahead;
     Traffic traffic;
   };
   // Layers of one kind share plans: the same pattern and the same stored formats.
@@ -86,6 +104,8 @@ class LayerStages : public mono::TaskRunner {
   void reserve_scratch();
   void place(const mono::LayerPlan& plan);
 
+  static int next_reader(const mono::LayerPlan& plan, int index);
+  void plan_ahead(std::int64_t layer, const mono::LayerPlan& plan, int step, Worker& worker) const;
   void input_norm(const StepContext& step, Worker& worker, std::int64_t layer, Range rows);
   void project(const StepContext& step, Worker& worker, const LayerView& view, Range units);
   void heads(const StepContext& step, Worker& worker, const LayerView& view, std::int64_t layer,

@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include "backend/cpu/index_select.h"
-#include "backend/cpu/layer_views.h"
 #include "core/dtype.h"
 
 namespace monolayer::cpu {
-
 namespace {
 
 std::int64_t context_limit(const m3::ModelConfig& config, const Caches& cache) {
@@ -18,7 +17,131 @@ std::int64_t context_limit(const m3::ModelConfig& config, const Caches& cache) {
 }
 std::int64_t slot_number(const CacheSlot& slot) { return slot.page * m3::kPageTokens + slot.token; }
 
+mono::LibraryInput input_or_none(const Result<mono::LibraryInput>& layers) {
+  return layers.ok() ? layers.value() : mono::LibraryInput{};
+}
+
+ml_tensor tensor(const void* data, std::int32_t dtype, std::int32_t layout,
+                 std::initializer_list<std::int64_t> shape) {
+  ml_tensor t = ML_TENSOR_INIT;
+  t.data = const_cast<void*>(data);  // NOLINT: the interface has one type for both directions
+  t.dtype = dtype;
+  t.layout = layout;
+  t.device_type = ML_DEVICE_CPU;
+  for (const std::int64_t extent : shape) t.shape[t.rank++] = extent;
+  std::int64_t stride = 1;
+  for (int axis = t.rank - 1; axis >= 0; --axis) {
+    t.strides[axis] = stride;
+    stride *= t.shape[axis];
+  }
+  return t;
+}
+
+ml_cache_spec cache_spec(const m3::ModelConfig& c, const LayerCache& cache, std::int64_t layer,
+                         std::int64_t max_context) {
+  const auto type = [](DType dtype) { return dtype == DType::kE4M3 ? ML_E4M3 : ML_BF16; };
+  const auto pages = [&](const std::byte* data, DType dtype) {
+    return tensor(data, type(dtype), ML_LAYOUT_PAGES,
+                  {cache.pages, c.num_kv_heads, m3::kPageTokens, c.head_dim});
+  };
+  ml_cache_spec spec{};
+  spec.size = sizeof spec;
+  spec.layer_id = static_cast<std::int32_t>(layer);
+  spec.k = pages(cache.k, cache.options.kv);
+  spec.v = pages(cache.v, cache.options.kv);
+  spec.index = tensor(cache.index, type(cache.options.index), ML_LAYOUT_PAGES,
+                      {cache.index_pages, m3::kPageTokens, c.index_dim});
+  spec.k_scale = cache.options.k_scale;
+  spec.v_scale = cache.options.v_scale;
+  spec.index_scale = cache.options.index_scale;
+  spec.max_context = max_context;
+  return spec;
+}
+
+// Without a policy: whatever the library takes.
+class WithinLimits final : public StepDriver {
+ public:
+  WithinLimits(mono::Lifecycle& lifecycle, CacheSource caches)
+      : lifecycle_(lifecycle), caches_(std::move(caches)) {}
+
+  Status step(const StepShape& shape, std::int64_t generation, mono::StepPaths& paths) override {
+    reason_.clear();
+    if (shape.rows > mono::kMaxRows) {
+      reason_ = std::to_string(shape.rows) + " rows, the fused path takes " +
+                std::to_string(mono::kMaxRows);
+    } else if (shape.longest_query > mono::kMaxQueryLength) {
+      reason_ = std::to_string(shape.longest_query) +
+                " rows of one sequence, the fused path takes " +
+                std::to_string(mono::kMaxQueryLength);
+    }
+    if (!reason_.empty()) return paths.run_native();
+    if (lifecycle_.state() == mono::LifecycleState::kLive && generation != built_) {
+      ML_RETURN_IF_ERROR(lifecycle_.rebuild(caches_()));
+    }
+    ML_ASSIGN_OR_RETURN(mono::Library* const library, lifecycle_.acquire({}));
+    built_ = generation;
+    if (library != nullptr) return paths.run_mono(*library);
+    reason_ = lifecycle_.reason();
+    return paths.run_native();
+  }
+  const std::string& reason() const override { return reason_; }
+
+ private:
+  mono::Lifecycle& lifecycle_;
+  const CacheSource caches_;
+  std::int64_t built_ = 0;
+  std::string reason_;
+};
+
 }  // namespace
+
+class MonoChain::Paths final : public mono::StepPaths {
+ public:
+  Paths(MonoChain& chain, const StepContext& step, m3::TraceSink* sink)
+      : chain_(chain), step_(step), sink_(sink) {}
+  Status run_native() override { return chain_.NativeChain::run_layers(step_, sink_); }
+  Status run_mono(mono::Library& library) override {
+    ML_RETURN_IF_ERROR(chain_.fused(library, step_, sink_));
+    ++chain_.paths_.mono;
+    return {};
+  }
+
+ private:
+  MonoChain& chain_;
+  const StepContext& step_;
+  m3::TraceSink* const sink_;
+};
+
+MonoChain::MonoChain(m3::ModelConfig config, ModelView view, ThreadTeam& team, const Tiles& tiles,
+                     const NativeOptions& options, Result<mono::LibraryInput> layers)
+    : NativeChain(std::move(config), std::move(view), team, tiles, options),
+      backend_(&team, {.tiles = &tiles}),
+      lifecycle_(input_or_none(layers), backend_, group_,
+                 {.library = {}, .deployment = layers.status()}) {
+  if (layers.ok()) {
+    for (const mono::LayerInput& layer : layers->layers) {
+      fused_layers_.push_back(layer.spec.layer_id);
+    }
+  }
+  const CacheSource caches = [this] { return caches_; };
+  if (options.policy != nullptr) {
+    driver_ = options.policy->driver(lifecycle_, caches, group_ == nullptr ? 0 : group_->rank());
+  } else {
+    driver_ = std::make_unique<WithinLimits>(lifecycle_, caches);
+  }
+}
+
+void MonoChain::set_mono_options(MonoOptions options) {
+  options.tiles = &tiles_;
+  backend_.set_options(options);
+}
+
+const MonoExecutor* MonoChain::executor() {
+  mono::Library* const library = lifecycle_.library();
+  return library == nullptr ? nullptr : &executor_of(*library);
+}
+
+Status MonoChain::close() { return lifecycle_.close(); }
 
 StepShape MonoChain::shape_of(const StepContext& step) const {
   StepShape shape;
@@ -40,117 +163,149 @@ StepShape MonoChain::shape_of(const StepContext& step) const {
   return shape;
 }
 
-std::string MonoChain::refusal(const StepContext& step) const {
-  if (choices_ != nullptr) return "the rows' choices are given";
-  if (policy_ != nullptr) {
-    const StepShape shape = shape_of(step);
-    const int rank = group_ == nullptr ? 0 : group_->rank();
-    return policy_->fused(shape, rank) ? std::string() : policy_->reason(shape);
-  }
-  const std::int64_t rows = step.plan.rows();
-  if (rows > mono::kMaxRows) {
-    return std::to_string(rows) + " rows, the fused path takes " + std::to_string(mono::kMaxRows);
-  }
-  for (const PlannedSequence& sequence : step.plan.sequences()) {
-    if (sequence.rows > mono::kMaxQueryLength) {
-      return std::to_string(sequence.rows) + " rows of one sequence, the fused path takes " +
-             std::to_string(mono::kMaxQueryLength);
-    }
-  }
-  return {};
-}
-
 Status MonoChain::run_layers(const StepContext& step, m3::TraceSink* sink) {
-  const std::string why = refusal(step);
-  if (!why.empty()) {
-    paths_.why_native = why;
-    return NativeChain::run_layers(step, sink);
+  Paths paths(*this, step, sink);
+  if (choices_ != nullptr) {
+    paths_.why_native = "the rows' choices are given";
+    return paths.run_native();
   }
   ML_RETURN_IF_ERROR(bind(step));
-  ML_RETURN_IF_ERROR(fused(step, sink));
-  ++paths_.mono;
-  return {};
+  const std::int64_t native = paths_.native;
+  Status ran = driver_->step(shape_of(step), generation_, paths);
+  if (paths_.native != native) paths_.why_native = driver_->reason();
+  return ran;
 }
 
-Status MonoChain::close() {
-  if (executor_ == nullptr) return {};
-  Status closed = executor_->close();
-  executor_.reset();
-  bound_ = nullptr;
-  return closed;
-}
-
-// Another pool is another generation: the executor of the old one is closed first.
+// Another pool is another generation. The first is bound at once; later ones when whoever drives
+// the steps has the library of the old one closed.
 Status MonoChain::bind(const StepContext& step) {
   const LayerCache& first = step.cache.layer(0);
-  if (executor_ != nullptr && bound_ == first.k && bound_pages_ == first.pages) return {};
-  ML_RETURN_IF_ERROR(close());
-  mono::ExecutorConfig config = executor_config(config_, view_, step.cache);
-  config.group = group_;
-  config.max_context = context_limit(config_, step.cache);
-  MonoOptions options = mono_options_;
-  options.tiles = &tiles_;
-  ML_ASSIGN_OR_RETURN(executor_, MonoExecutor::create(config, &team_, options));
+  if (bound_ == first.k && bound_pages_ == first.pages) return {};
+  caches_.clear();
+  for (const std::int64_t layer : fused_layers_) {
+    caches_.push_back(
+        cache_spec(config_, step.cache.layer(layer), layer, context_limit(config_, step.cache)));
+  }
   bound_ = first.k;
   bound_pages_ = first.pages;
+  ++generation_;
+  if (lifecycle_.library() != nullptr) return {};
+  for (const ml_cache_spec& cache : caches_) {
+    ML_RETURN_IF_ERROR(lifecycle_.bind_main(cache));
+    ML_RETURN_IF_ERROR(lifecycle_.bind_index(cache.layer_id, cache.index, cache.index_scale));
+  }
   return {};
 }
 
-Status MonoChain::fused(const StepContext& step, m3::TraceSink* sink) {
-  rows_.clear();
+ml_step MonoChain::library_step(const StepContext& step) {
+  StepArrays& a = arrays_;
+  const auto sequences = step.plan.sequences();
+  std::size_t width = 0, index_width = 0;
+  a.query_lens.clear();
+  a.seq_lens.clear();
+  for (const PlannedSequence& sequence : sequences) {
+    width = std::max(width, sequence.pages.size());
+    index_width = std::max(index_width, sequence.index_pages.size());
+    a.query_lens.push_back(static_cast<std::int32_t>(sequence.rows));
+    a.seq_lens.push_back(static_cast<std::int32_t>(sequence.start + sequence.rows));
+  }
+  // -1 beyond a request's blocks: never followed.
+  const auto fill = [&](std::vector<std::int32_t>& table, std::size_t row_width, auto pages_of) {
+    if (sequences.size() == 1) return pages_of(sequences[0]).data();
+    table.assign(row_width * sequences.size(), -1);
+    for (std::size_t r = 0; r < sequences.size(); ++r) {
+      const auto pages = pages_of(sequences[r]);
+      std::copy(pages.begin(), pages.end(),
+                table.begin() + static_cast<std::ptrdiff_t>(r * row_width));
+    }
+    return static_cast<const std::int32_t*>(table.data());
+  };
+  a.main_slots.clear();
+  a.index_slots.clear();
+  a.positions.clear();
   for (std::int64_t r = 0; r < step.plan.rows(); ++r) {
     const PlannedRow& row = step.plan.row(r);
-    const PlannedSequence& sequence = step.plan.sequences()[static_cast<std::size_t>(row.sequence)];
-    rows_.push_back({.live = true,
-                     .request = row.sequence,
-                     .position = row.position,
-                     .main_table = sequence.pages.data(),
-                     .index_table = sequence.index_pages.data(),
-                     .main_slot = slot_number(row.main),
-                     .index_slot = slot_number(row.index)});
+    a.main_slots.push_back(slot_number(row.main));
+    a.index_slots.push_back(slot_number(row.index));
+    a.positions.push_back(row.position);
   }
+  ml_step out{};
+  out.size = sizeof out;
+  out.token_count = static_cast<std::int32_t>(step.plan.rows());
+  out.requests = static_cast<std::int32_t>(sequences.size());
+  out.table_width = static_cast<std::int32_t>(width);
+  out.index_table_width = static_cast<std::int32_t>(index_width);
+  out.query_lens = a.query_lens.data();
+  out.seq_lens = a.seq_lens.data();
+  out.main_table = fill(a.main_table, width, [](const PlannedSequence& s) { return s.pages; });
+  out.index_table =
+      fill(a.index_table, index_width, [](const PlannedSequence& s) { return s.index_pages; });
+  out.main_slots = a.main_slots.data();
+  out.index_slots = a.index_slots.data();
+  return out;
+}
+
+Status MonoChain::fused(mono::Library& library, const StepContext& step, m3::TraceSink* sink) {
   const auto before = std::chrono::steady_clock::now();
-  ML_RETURN_IF_ERROR(executor_->prepare(rows_));
+  ML_RETURN_IF_ERROR(library.prepare_step(library_step(step)));
   prepare_seconds_ =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - before).count();
-  const auto values = static_cast<std::size_t>(step.plan.rows() * config_.hidden_size);
-  hidden_.resize(values);
-  residual_.resize(values);
-  for (std::size_t i = 0; i < values; ++i) hidden_[i] = f32_to_bf16(act_.hidden.data()[i]);
-  Traffic& traffic = scratch_[0].traffic;
-  // Layers in one go up to the next whose incoming stream is wanted.
-  const auto run_length = [&](std::int64_t layer) {
-    if (sink != nullptr) return std::int64_t{1};
-    const auto next = std::upper_bound(kept_layers_.begin(), kept_layers_.end(), layer);
-    return (next == kept_layers_.end() ? config_.num_layers : *next) - layer;
-  };
+  auto next = fused_layers_.begin();
   std::int64_t count = 0;
   for (std::int64_t layer = 0; layer < config_.num_layers; layer += count) {
-    count = run_length(layer);
     keep_rows(layer);
     trace_rows(step, layer, act_.hidden.data(), sink);
-    ML_RETURN_IF_ERROR(executor_->run_layers(layer, count, hidden_.data(),
-                                             layer == 0 ? nullptr : residual_.data(),
-                                             hidden_.data(), residual_.data()));
-    for (std::size_t i = 0; i < values; ++i) {
-      act_.hidden.data()[i] = round_bf16(bf16_to_f32(residual_[i]) + bf16_to_f32(hidden_[i]));
+    count = 1;
+    if (next == fused_layers_.end() || *next != layer) {
+      ML_RETURN_IF_ERROR(attention_block(step, layer, sink));
+      ML_RETURN_IF_ERROR(mlp_block(step, layer, sink));
+      continue;
     }
-    const Traffic moved = executor_->traffic();
-    traffic.weights += moved.weights;
-    traffic.kv_read += moved.kv_read;
-    traffic.index_read += moved.index_read;
-    traffic.cache_written += moved.cache_written;
-    if (sink == nullptr || executor_->selections().empty()) continue;
-    for (std::int64_t r = 0; r < step.plan.rows(); ++r) {
-      const std::int64_t position = step.plan.row(r).position;
-      for (std::int64_t head = 0; head < config_.index_heads; ++head) {
-        const auto at =
-            static_cast<std::size_t>((r * config_.index_heads + head) * config_.topk_blocks);
-        sink->blocks(layer, position, head,
-                     executor_->selections().subspan(
-                         at, static_cast<std::size_t>(selected_blocks(config_, position))),
-                     {});
-      }
+    // Layers in one go: up to the next that is not fused or whose incoming stream is wanted.
+    for (++next; next != fused_layers_.end() && *next == layer + count && sink == nullptr; ++next) {
+      if (std::binary_search(kept_layers_.begin(), kept_layers_.end(), *next)) break;
+      ++count;
+    }
+    ML_RETURN_IF_ERROR(forward(library, step, layer, count, sink));
+  }
+  return {};
+}
+
+Status MonoChain::forward(mono::Library& library, const StepContext& step, std::int64_t first,
+                          std::int64_t count, m3::TraceSink* sink) {
+  const std::int64_t rows = step.plan.rows();
+  const auto values = static_cast<std::size_t>(rows * config_.hidden_size);
+  hidden_.resize(values);
+  for (std::size_t i = 0; i < values; ++i) hidden_[i] = f32_to_bf16(act_.hidden.data()[i]);
+  // The stream as a whole: -0 is what leaves every value as it is, signed zeros included.
+  if (no_residual_.size() < values) no_residual_.resize(values, f32_to_bf16(-0.0F));
+  const auto activation = [&](const bf16_t* data) {
+    return tensor(data, ML_BF16, ML_LAYOUT_ROWS, {rows, config_.hidden_size});
+  };
+  mono::LibraryOutput out;
+  ML_RETURN_IF_ERROR(library.forward_layers(
+      first, count, activation(hidden_.data()), activation(no_residual_.data()),
+      tensor(arrays_.positions.data(), ML_I64, ML_LAYOUT_ROWS, {rows}), out));
+  for (std::size_t i = 0; i < values; ++i) {
+    act_.hidden.data()[i] = round_bf16(bf16_to_f32(out.residual[i]) + bf16_to_f32(out.hidden[i]));
+  }
+  const MonoExecutor& executor = executor_of(library);
+  const Traffic moved = executor.traffic();
+  Traffic& traffic = scratch_[0].traffic;
+  traffic.weights += moved.weights;
+  traffic.kv_read += moved.kv_read;
+  traffic.index_read += moved.index_read;
+  traffic.cache_written += moved.cache_written;
+  if (sink == nullptr) return {};
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::int64_t position = step.plan.row(r).position;
+    for (std::int64_t head = 0; head < config_.index_heads; ++head) {
+      const auto at =
+          static_cast<std::size_t>((r * config_.index_heads + head) * config_.topk_blocks);
+      sink->blocks(first, position, head,
+                   executor.selections().subspan(
+                       at, static_cast<std::size_t>(selected_blocks(config_, position))),
+                   {});
     }
   }
   return {};

@@ -175,7 +175,7 @@ class Mono final : public MonoExecutor {
       options_.before_step(options_.context, layer, step.stage, worker);
     }
     const double arrived = options_.record ? now() : 0;
-    if (!wait(worker, layer, step, base)) return false;
+    if (!wait(worker, layer, plan, s, base)) return false;
     for (const mono::Task& task : step.tasks) {
       if (task.worker != worker) continue;
       const double begin = options_.record ? now() : 0;
@@ -189,12 +189,18 @@ class Mono final : public MonoExecutor {
     return true;
   }
 
-  bool wait(int worker, std::int64_t layer, const mono::PlanStep& step, std::uint32_t base) {
+  bool wait(int worker, std::int64_t layer, const mono::LayerPlan& plan, int s,
+            std::uint32_t base) {
+    const mono::PlanStep& step = plan.steps[static_cast<std::size_t>(s)];
     for (const mono::Wait& on : step.waits[static_cast<std::size_t>(worker)]) {
       WorkerFlag& flag = left_[static_cast<std::size_t>(on.worker)];
       const std::uint32_t value = base + static_cast<std::uint32_t>(on.step + 1);
       if (flag.reached(value)) continue;
       const auto before = Clock::now();
+      // Only where waiting takes a core from nobody.
+      while (spin_.count() > 0 && !flag.reached(value)) {
+        if (!stages_.look_ahead(layer, plan, s, worker)) break;
+      }
       const mono::WaitPlace place{group_ == nullptr ? 0 : group_->rank(), static_cast<int>(layer),
                                   static_cast<int>(step.stage), "worker flags"};
       const bool ok = flag.wait(value, spin_, policy_, place, on.worker);

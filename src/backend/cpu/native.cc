@@ -8,6 +8,7 @@
 #include "backend/cpu/mono_chain.h"
 #include "backend/cpu/native_chain.h"
 #include "backend/cpu/rank_slice.h"
+#include "mono/library_bind.h"
 
 namespace monolayer::cpu {
 namespace {
@@ -28,20 +29,27 @@ Result<std::unique_ptr<Native>> Native::create(const m3::ModelConfig& config,
     return Status(Code::kInvalidArgument, "prefill_tile",
                   std::to_string(options.prefill_tile) + ", at least 1");
   }
+  if (options.rotary.data != nullptr && options.rotary.positions < config.max_positions) {
+    return Status(Code::kInvalidArgument, "rotary table",
+                  "of " + std::to_string(options.rotary.positions) + " positions, the model has " +
+                      std::to_string(config.max_positions));
+  }
   const Tiles* tiles = options.tiles != nullptr ? options.tiles : find_tiles("");
   if (tiles == nullptr) return Status(Code::kInternal, "tiles", "no variant runs here");
   try {
     ML_ASSIGN_OR_RETURN(ModelView view, view_model(config, weights));
     m3::ModelConfig local = config;
-    if (options.group != nullptr && options.group->size() > 1) {
-      ML_ASSIGN_OR_RETURN(const m3::RankShape shape,
-                          m3::rank_shape(config, options.group->rank(), options.group->size()));
+    const int ranks = options.group != nullptr ? options.group->size() : 1;
+    const int rank = ranks > 1 ? options.group->rank() : 0;
+    if (ranks > 1) {
+      ML_ASSIGN_OR_RETURN(const m3::RankShape shape, m3::rank_shape(config, rank, ranks));
       view = slice_model(view, config, shape);
       local = m3::rank_config(config, shape);
     }
     if (options.fused) {
       return std::unique_ptr<Native>(
-          std::make_unique<MonoChain>(local, std::move(view), team, *tiles, options));
+          std::make_unique<MonoChain>(local, std::move(view), team, *tiles, options,
+                                      mono::bind_library(config, weights, rank, ranks)));
     }
     return std::unique_ptr<Native>(
         std::make_unique<NativeChain>(local, std::move(view), team, *tiles, options));
@@ -78,8 +86,7 @@ NativeChain::NativeChain(m3::ModelConfig config, ModelView view, ThreadTeam& tea
       row_tile_(options.prefill_tile),
       choices_(options.choices),
       group_(options.group != nullptr && options.group->size() > 1 ? options.group : nullptr),
-      policy_(options.policy),
-      rope_(config_.rope_theta, config_.rotary_dim),
+      rope_(config_.rope_theta, config_.rotary_dim, options.rotary),
       scratch_(static_cast<std::size_t>(team.size())) {}
 
 Status NativeChain::step(std::span<const StepSequence> sequences, CachePool& cache,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,12 +13,19 @@
 #include "backend/cpu/tiles.h"
 #include "core/status.h"
 #include "m3/config.h"
+#include "m3/rope.h"
 #include "m3/trace.h"
 #include "m3/weights.h"
+
+struct ml_cache_spec;
 
 namespace monolayer::tp {
 class Group;
 }
+namespace monolayer::mono {
+class Lifecycle;
+class StepPaths;
+}  // namespace monolayer::mono
 
 namespace monolayer::cpu {
 
@@ -52,15 +60,29 @@ struct StepShape {
   std::int64_t highest_slot = 0;                       // block x 128 + offset
 };
 
-// Whoever decides which steps run fused. Every rank asks, each on its own thread, and all must get
-// the same answer: it may depend on the shape alone.
+// Takes the steps of one chain, each the way that is decided for it. Every rank has its own, and
+// all must decide alike: by the shape and what the ranks have agreed on.
+class StepDriver {
+ public:
+  virtual ~StepDriver() = default;
+  // `generation`: another number whenever other caches are bound, which a library of the old ones
+  // must not outlive.
+  virtual Status step(const StepShape& shape, std::int64_t generation, mono::StepPaths& paths) = 0;
+  // Why the last step went native, or an empty text.
+  virtual const std::string& reason() const = 0;
+};
+
+// What is bound now, for a library that is built anew.
+using CacheSource = std::function<std::vector<ml_cache_spec>()>;
+
+// Whoever decides which steps run fused, for the chains of all ranks of this process.
 class PathPolicy {
  public:
   virtual ~PathPolicy() = default;
-  // `rank` only says who asks, so that a step is counted once.
-  virtual bool fused(const StepShape& shape, int rank) = 0;
-  // Why a step of this shape goes native.
-  virtual std::string reason(const StepShape& shape) const = 0;
+  // For one chain, whose library lives in `lifecycle`; borrows it. `rank` only says whose steps are
+  // counted. Safe from the threads of several ranks.
+  virtual std::unique_ptr<StepDriver> driver(mono::Lifecycle& lifecycle, CacheSource caches,
+                                             int rank) = 0;
 };
 
 struct NativeOptions {
@@ -68,15 +90,17 @@ struct NativeOptions {
   std::int64_t prefill_tile = 64;  // rows of a matmul tile; changes speed, never bits
   // Null: rows decide for themselves. Borrowed; asked on the calling thread, for one sequence.
   m3::ChoiceSource* choices = nullptr;
+  // Replaces the angles of rope_theta; covers the positions of every step. Borrowed.
+  m3::RotaryTable rotary{};
   // One rank of a group, or null for the whole model. `config` and `weights` are the whole model's;
   // the caches hold m3::rank_config()'s heads. Every call is then collective, and every rank gets
   // the same logits.
   tp::Group* group = nullptr;
-  // Layers of steps of at most 16 rows, 8 of a sequence, run through the fused path, with the same
-  // bits; all other steps op by op.
+  // Sparse layers with experts run through the library in steps of at most 16 rows, 8 of a
+  // sequence, with the same bits; other layers and steps op by op.
   bool fused = false;
-  // With `fused`: asked before every step, and may let none through; null: whatever the limits
-  // above allow. Borrowed.
+  // With `fused`: decides every step, and may let none through; null: whatever the limits above
+  // allow. Borrowed.
   PathPolicy* policy = nullptr;
 };
 

@@ -79,8 +79,7 @@ class NativeChain : public Native {
   const Tiles& tiles_;
   const std::int64_t row_tile_;
   m3::ChoiceSource* const choices_;
-  tp::Group* const group_;    // null: one rank
-  PathPolicy* const policy_;  // of the fused path; null: its limits alone
+  tp::Group* const group_;  // null: one rank
 
   const m3::Rope rope_;
 
