@@ -20,6 +20,9 @@ try:
     import torch
 
     def hand_over(array):
+        """A PyTorch tensor over the array's memory; 16-bit ones hold bfloat16."""
+        if array.dtype == np.uint16:
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 except ImportError:
     torch = None
@@ -55,9 +58,11 @@ class Memory:
         start = -raw.ctypes.data % 64
         array = raw[start:start + values.size * unit].view(values.dtype).reshape(shape)
         array[...] = values.reshape(shape)
-        source = hand_over(array.view(np.int16) if values.dtype == np.uint16 else array)
+        source = hand_over(array)
         self.kept += [raw, source]
-        return ml.tensor(source, dtype, layout)
+        view = ml.tensor(source, dtype, layout)
+        assert view.data == array.ctypes.data, "copied"
+        return view
 
     def values(self, number, *shape):
         return self.put(bf16(number, int(np.prod(shape))), shape, ml.BF16)

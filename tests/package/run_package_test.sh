@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # Installs the library to a folder outside the tree and builds clients there, as strangers would: C++
 # through find_package (shared and static), C with another compiler through pkg-config, Python through
-# ctypes. All must print the same checksum.
-#   run_package_test.sh SOURCE_DIR BUILD_DIR
+# ctypes. All must print the same checksum. Of a library with sanitizers (named as -fsanitize takes
+# them) the clients are built with them too, by the one compiler whose runtime the library needs.
+#   run_package_test.sh SOURCE_DIR BUILD_DIR [SANITIZERS]
 set -euo pipefail
-source_dir=$1 build_dir=$2
+source_dir=$1 build_dir=$2 sanitizers=${3:-}
+flags=()
+[[ -n $sanitizers ]] && flags=("-fsanitize=$sanitizers" -g)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 prefix=$work/prefix
@@ -37,16 +40,18 @@ foreach(kind monolayer static)
 endforeach()
 CMAKE
 cmake -S "$work" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release \
-  >"$work/configure.log"
+  -DCMAKE_CXX_FLAGS="${flags[*]}" >"$work/configure.log"
 cmake --build "$work/build" >"$work/build.log"
 
 export PKG_CONFIG_PATH=$libdir/pkgconfig
 compiler=$(command -v clang || command -v clang-14 || command -v cc)
+[[ -n $sanitizers ]] && compiler=$(command -v cc)
 # shellcheck disable=SC2046
-"$compiler" -std=c99 -D_POSIX_C_SOURCE=200809L -Wall -Wextra -Werror "$work/consumer.c" \
+"$compiler" -std=c99 -D_POSIX_C_SOURCE=200809L -Wall -Wextra -Werror "${flags[@]}" "$work/consumer.c" \
   $(pkg-config --cflags --libs monolayer) -Wl,-rpath,"$libdir" -o "$work/with_c"
 # shellcheck disable=SC2046
-"$compiler" -std=c99 -D_POSIX_C_SOURCE=200809L "$work/consumer.c" $(pkg-config --cflags monolayer) \
+"$compiler" -std=c99 -D_POSIX_C_SOURCE=200809L "${flags[@]}" "$work/consumer.c" \
+  $(pkg-config --cflags monolayer) \
   -L"$libdir" -Wl,-Bstatic -lmonolayer -Wl,-Bdynamic \
   $(pkg-config --static --libs monolayer | sed 's/-lmonolayer//') -o "$work/with_static_c"
 
@@ -61,11 +66,16 @@ for candidate in "$source_dir/.venv/bin/python" python3; do
     break
   fi
 done
+preload=
+case $sanitizers in
+  *thread*) python= ;;  # its runtime does not take a program that was not built with it
+  *address*) preload=$(cc -print-file-name=libasan.so) ;;
+esac
 if [[ -n $python ]]; then
-  said[python]=$(MONOLAYER_LIBRARY=$libdir/libmonolayer.so "$python" \
+  said[python]=$(LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 MONOLAYER_LIBRARY=$libdir/libmonolayer.so "$python" \
     "$source_dir/examples/python/tiny_decode.py" --numpy 2>/dev/null)
 else
-  echo "package: no Python with NumPy, that client was not tried"
+  echo "package: no Python with NumPy for this library, that client was not tried"
 fi
 
 for client in "${!said[@]}"; do
