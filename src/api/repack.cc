@@ -84,15 +84,23 @@ Status slice(const ml_tensor& from, const char* name, std::int64_t begin, std::i
             "rank " + to_string(from.rank) + " and size field " + to_string(from.size) +
                 " do not name a matrix"};
   }
+  if (!present(from)) return {Code::kInvalidArgument, name, "has no data"};
   if (begin < 0 || begin >= end || end > from.shape[axis]) {
     return {Code::kInvalidArgument, name,
             "rows [" + to_string(begin) + ", " + to_string(end) + ") of " +
                 to_string(from.shape[axis])};
   }
+  std::int64_t skipped = 0;
+  if (__builtin_mul_overflow(begin, from.strides[axis], &skipped) ||
+      __builtin_mul_overflow(skipped, mono::abi_dtype_size(from.dtype), &skipped)) {
+    return {Code::kInvalidArgument, name,
+            "row " + to_string(begin) + " with stride " + to_string(from.strides[axis]) +
+                " exceeds 2^63 bytes"};
+  }
   out = from;
   out.shape[axis] = end - begin;
-  out.data = static_cast<std::byte*>(from.data) +
-             begin * from.strides[axis] * mono::abi_dtype_size(from.dtype);
+  out.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(from.data) +
+                                     static_cast<std::uintptr_t>(skipped));
   return {};
 }
 

@@ -155,6 +155,11 @@ TEST(CApi, RowSlicesAreViews) {
   EXPECT_EQ(part.scale.shape[0], 8);
   said(ml_slice_rows(&q, 8, 8, &part), ML_INVALID_ARGUMENT, "rows [8, 8) of 256");
   said(ml_slice_rows(&q, 250, 257, &part), ML_INVALID_ARGUMENT, "rows [250, 257) of 256");
+  ml_matrix absent = q, far = q;
+  absent.weight.data = nullptr;
+  said(ml_slice_rows(&absent, 8, 16, &part), ML_INVALID_ARGUMENT, "weight: has no data");
+  far.weight.strides[0] = std::int64_t{1} << 62;
+  said(ml_slice_rows(&far, 8, 16, &part), ML_INVALID_ARGUMENT, "exceeds 2^63 bytes");
 }
 
 TEST(CApi, GroupsOfThreads) {
