@@ -63,9 +63,10 @@ Status choose_speculation(ServeFlags& flags) {
 Status run_serve(ServeFlags& flags) {
   server::ServeOptions& options = flags.options;
   ML_RETURN_IF_ERROR(flags.run.check());
-  if (flags.run.backend != "cpu")
-    return {Code::kUnsupported, "--backend",
-            "is " + flags.run.backend + "; serve runs on cpu in this version"};
+  ML_RETURN_IF_ERROR(engine::check_backend(flags.run.backend));
+  if (flags.run.backend == "cuda" && flags.executor == "mp" && flags.run.tensor_parallel_size > 1)
+    return {Code::kUnsupported, "--distributed-executor-backend",
+            "is mp, which runs on cpu; with cuda ranks are threads, a device each"};
   ML_RETURN_IF_ERROR(engine::cache_options(flags.run.kv_cache_dtype).status());
   if (flags.block_size != 128)
     return {Code::kUnsupported, "--block-size",
@@ -84,6 +85,7 @@ Status run_serve(ServeFlags& flags) {
   options.chunked_prefill = !flags.no_chunked_prefill;
   options.threads = flags.run.threads;
   options.path = flags.run.path;
+  options.backend = flags.run.backend;
   options.ranks = flags.run.tensor_parallel_size;
   options.rank_processes = flags.executor == "mp";
   options.kv_cache_dtype = flags.run.kv_cache_dtype;
@@ -102,7 +104,8 @@ Status run_serve(ServeFlags& flags) {
     const server::Json& e = info.at("effective");
     std::fprintf(stderr, "path: %s (%s)\n", e.at("path").get<std::string>().c_str(),
                  e.at("path_reason").get<std::string>().c_str());
-    std::fprintf(stderr, "CPU KV cache size: %lld tokens\n",
+    std::fprintf(stderr, "%s KV cache size: %lld tokens\n",
+                 e.at("backend").get<std::string>() == "cuda" ? "CUDA" : "CPU",
                  static_cast<long long>(e.at("kv_cache_tokens").get<std::int64_t>()));
     if (const auto tokens = e.at("speculative_tokens").get<std::int64_t>(); tokens > 0) {
       std::fprintf(stderr, "speculation: %lld tokens, draft %s%s\n", static_cast<long long>(tokens),

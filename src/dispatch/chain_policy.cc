@@ -1,5 +1,6 @@
 #include "dispatch/chain_policy.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "dispatch/runner.h"
@@ -21,6 +22,7 @@ StepFacts facts_of(const cpu::StepShape& shape) {
   facts.max_context = scheduled(shape.max_context);
   facts.table_width = scheduled(shape.table_width);
   facts.highest_slot = scheduled(shape.highest_slot);
+  facts.key_groups = scheduled(shape.key_groups);
   return facts;
 }
 
@@ -45,7 +47,8 @@ class Driver final : public cpu::StepDriver {
 Result<std::unique_ptr<ChainPolicy>> ChainPolicy::create(const m3::ModelConfig& config,
                                                          const m3::ModelWeights& weights,
                                                          const DeploymentOptions& options,
-                                                         const std::string& path) {
+                                                         const std::string& path,
+                                                         std::span<const cpu::FusedSpan> measured) {
   if (path != "auto" && path != "native" && path != "mono")
     return Status(Code::kUnsupported, "--path", "'" + path + "' is not one of auto, native, mono");
   const PathChoice choice = path == "native" ? PathChoice::kNative
@@ -53,7 +56,8 @@ Result<std::unique_ptr<ChainPolicy>> ChainPolicy::create(const m3::ModelConfig& 
                                              : PathChoice::kAuto;
   ML_ASSIGN_OR_RETURN(Dispatcher dispatcher,
                       Dispatcher::create(deployment_facts(config, weights, options), choice));
-  return std::unique_ptr<ChainPolicy>(new ChainPolicy(std::move(dispatcher), choice));
+  return std::unique_ptr<ChainPolicy>(new ChainPolicy(
+      std::move(dispatcher), choice, std::vector(measured.begin(), measured.end())));
 }
 
 bool ChainPolicy::any_fused() const {
@@ -65,9 +69,40 @@ std::string ChainPolicy::deployment_reason() const {
   return dispatcher_.deployment().ok() ? std::string() : dispatcher_.deployment().to_string();
 }
 
+std::string ChainPolicy::steps_reason() const {
+  if (!any_fused()) return deployment_reason();
+  if (measured_.empty() || choice_ == PathChoice::kMono)
+    return "steps of at most 16 rows run fused, larger and mixed ones native";
+  std::string text = "fused where it was measured to be faster:";
+  for (const cpu::FusedSpan& span : measured_)
+    text += " up to " + std::to_string(span.rows) + " rows that see " +
+            std::to_string(span.groups * 16) + " tokens in all;";
+  return text + " other steps native";
+}
+
 std::unique_ptr<cpu::StepDriver> ChainPolicy::driver(mono::Lifecycle& lifecycle,
                                                      cpu::CacheSource caches, int rank) {
   return std::make_unique<Driver>(dispatcher_, lifecycle, std::move(caches), rank);
+}
+
+StepFacts ChainPolicy::judged(const cpu::StepShape& shape) const {
+  StepFacts facts = facts_of(shape);
+  if (measured_.empty() || choice_ == PathChoice::kMono) return facts;
+  const auto span = std::find_if(measured_.begin(), measured_.end(),
+                                 [&](const auto& s) { return s.rows >= shape.rows; });
+  facts.fastest_groups = configured(span == measured_.end() ? std::int64_t{0} : span->groups);
+  return facts;
+}
+
+bool ChainPolicy::fused(const cpu::StepShape& shape, int rank) {
+  const StepFacts facts = judged(shape);
+  const Decision decision = rank == 0 ? dispatcher_.decide(facts) : dispatcher_.judge(facts);
+  return decision.path == Path::kMono;
+}
+
+std::string ChainPolicy::reason(const cpu::StepShape& shape) const {
+  const StepFacts facts = judged(shape);
+  return dispatcher_.explain(dispatcher_.judge(facts), facts);
 }
 
 }  // namespace monolayer::dispatch

@@ -53,6 +53,7 @@ std::string layer_offender(const m3::ModelConfig& config) {
 DeploymentFacts deployment_facts(const m3::ModelConfig& config, const m3::ModelWeights& weights,
                                  const DeploymentOptions& options) {
   DeploymentFacts facts;
+  facts.backend = configured(options.backend);
   facts.tensor_parallel = configured(options.tensor_parallel);
   facts.kv_cache = configured(options.kv_cache);
   facts.index_cache = configured(options.index_cache);

@@ -19,7 +19,8 @@ constexpr std::int64_t kSlots = std::int64_t{1} << 31;
 
 // Names are stable: metrics and tests use them.
 const DeploymentRow kDeployment[] = {
-    {"backend", "cpu", [](const D& d) { return d.backend.get() == "cpu"; },
+    {"backend", "cpu or cuda",
+     [](const D& d) { return d.backend.get() == "cpu" || d.backend.get() == "cuda"; },
      [](const D& d) { return d.backend.get(); }},
     {"tensor_parallel", "1, 2, 4 or 8",
      [](const D& d) { return power_of_two_to_8(d.tensor_parallel.get()); },
@@ -159,6 +160,13 @@ const StepRowRule kStep[] = {
      [](const S& s) { return to_string(s.table_width.get()); }},
     {"slots", "below 2^31", [](const S& s) { return s.highest_slot.get() < kSlots; },
      [](const S& s) { return to_string(s.highest_slot.get()); }},
+    {"measured", "a step that was measured to be faster fused",
+     [](const S& s) { return s.key_groups.get() <= s.fastest_groups.get(); },
+     [](const S& s) {
+       return to_string(s.key_groups.get()) + " groups of 16 tokens over " +
+              to_string(s.rows.get()) + " rows, native is faster above " +
+              to_string(s.fastest_groups.get());
+     }},
     {"runner", "ready", [](const S& s) { return s.runner.get() == RunnerState::kReady; },
      [](const S& s) { return std::string(runner_state_name(s.runner.get())); }},
 };

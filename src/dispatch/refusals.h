@@ -88,6 +88,8 @@ enum class RunnerState : std::uint8_t {
 std::string_view runner_state_name(RunnerState state);
 using Runner = Replicated<RunnerState>;
 
+inline constexpr std::int64_t kUnmeasured = std::int64_t{1} << 62;
+
 // What is known of one step.
 struct StepFacts {
   Flag has_metadata = scheduled(true);
@@ -105,6 +107,8 @@ struct StepFacts {
   Count max_context = scheduled(std::int64_t{1});  // of the bound caches
   Count table_width = scheduled(std::int64_t{1});
   Count highest_slot = scheduled(std::int64_t{0});
+  Count key_groups = scheduled(std::int64_t{0});   // of 16 tokens, over all rows
+  Count fastest_groups = configured(kUnmeasured);  // up to which fused is faster at these rows
   Runner runner = Runner::from_scheduler(RunnerState::kReady);
 };
 
@@ -124,6 +128,7 @@ std::string refusal_text(const Row& row, const Facts& facts) {
 
 // Facts of a checkpoint: what its config and stored formats say. Options are those of serving it.
 struct DeploymentOptions {
+  std::string backend = "cpu";
   std::int64_t tensor_parallel = 1;
   std::int64_t max_model_length = 0;  // 0: the model's
   DType kv_cache = DType::kBF16, index_cache = DType::kBF16;

@@ -6,6 +6,7 @@
 
 #include "backend/cpu/ranked.h"
 #ifdef MONOLAYER_CUDA
+#include "backend/cuda/measured.h"
 #include "backend/cuda/ranks.h"
 #endif
 #include "engine/memory_check.h"
@@ -25,27 +26,49 @@ Result<cpu::CacheOptions> cache_options(const std::string& kv_cache_dtype) {
 
 namespace {
 
+[[maybe_unused]] Status no_cuda() {
+  return {Code::kUnsupported, "--backend",
+          "cuda is not part of this build (cmake --preset cuda has it); it runs on cpu"};
+}
+
+}  // namespace
+
+Status check_backend(const std::string& backend) {
+  if (backend == "cpu") return {};
+#ifdef MONOLAYER_CUDA
+  if (backend == "cuda") return {};
+#endif
+  return no_cuda();
+}
+
+namespace {
+
 #ifdef MONOLAYER_CUDA
 Result<std::unique_ptr<cpu::Native>> cuda_native(const m3::ModelConfig& config,
                                                  const m3::ModelWeights& weights,
-                                                 const NativeRunOptions& options) {
+                                                 const NativeRunOptions& options,
+                                                 cpu::StepJudge& policy) {
   cuda::NativeOptions native;
-  native.path = options.path == "mono" ? cuda::Path::kMono : cuda::Path::kNative;
-  const bool fuses = std::any_of(config.layers.begin(), config.layers.end(), [](const auto& layer) {
-    return layer.sparse_attention && layer.moe;
-  });
-  if (native.path == cuda::Path::kMono && !fuses)
-    return Status(Code::kUnsupported, "--path",
-                  "mono fuses layers that have sparse attention and experts on cuda, the model has "
-                  "none");
+  native.policy = &policy;
   return cuda::create_ranks(config, weights, options.ranks, native);
+}
+std::span<const cpu::FusedSpan> measured(const m3::ModelConfig& config,
+                                         const m3::ModelWeights& weights,
+                                         const NativeRunOptions& options) {
+  if (options.backend != "cuda") return {};
+  return cuda::fused_spans(config, weights);
 }
 #else
 Result<std::unique_ptr<cpu::Native>> cuda_native(const m3::ModelConfig& /*config*/,
                                                  const m3::ModelWeights& /*weights*/,
-                                                 const NativeRunOptions& /*options*/) {
-  return Status(Code::kUnsupported, "--backend",
-                "cuda is not part of this build (cmake --preset cuda has it); it runs on cpu");
+                                                 const NativeRunOptions& /*options*/,
+                                                 cpu::StepJudge& /*policy*/) {
+  return no_cuda();
+}
+std::span<const cpu::FusedSpan> measured(const m3::ModelConfig& /*config*/,
+                                         const m3::ModelWeights& /*weights*/,
+                                         const NativeRunOptions& /*options*/) {
+  return {};
 }
 #endif
 
@@ -54,6 +77,7 @@ Result<std::unique_ptr<cpu::Native>> cuda_native(const m3::ModelConfig& /*config
 Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
                                                    const NativeRunOptions& options) {
   ML_ASSIGN_OR_RETURN(const cpu::CacheOptions cache, cache_options(options.kv_cache_dtype));
+  ML_RETURN_IF_ERROR(check_backend(options.backend));
   ML_RETURN_IF_ERROR(m3::rank_shape(model.config, 0, options.ranks).status());
   if (options.context_tokens < 1 || options.context_tokens > model.config.max_positions)
     return Status(Code::kInvalidArgument, options.context_flag,
@@ -63,7 +87,9 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
   MemoryNeed need;
   need.weight_bytes =
       static_cast<std::int64_t>(model.checkpoint.file_bytes()) + options.draft_bytes;
-  need.page_bytes = cpu::CachePool::page_bytes(model.config, cache) + options.draft_block_bytes;
+  // With cuda the caches are the device's: this pool only says their shape and is never resident.
+  need.page_bytes = options.draft_block_bytes;
+  if (options.backend == "cpu") need.page_bytes += cpu::CachePool::page_bytes(model.config, cache);
   need.page_tokens = m3::kPageTokens;
   need.context_tokens = options.context_tokens;
   ML_ASSIGN_OR_RETURN(const MemoryAvailable available, available_memory());
@@ -83,18 +109,20 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
       options.longest_tokens > 0 ? options.longest_tokens : options.context_tokens;
   const int ranks = options.processes != nullptr ? options.processes->size() : options.ranks;
   cpu::NativeOptions chain{.tiles = run->tiles_};
-  if (options.backend != "cuda") {
-    ML_ASSIGN_OR_RETURN(run->policy_, dispatch::ChainPolicy::create(model.config, run->weights_,
-                                                                    {.tensor_parallel = ranks,
-                                                                     .max_model_length = longest,
-                                                                     .kv_cache = cache.kv,
-                                                                     .index_cache = cache.index},
-                                                                    options.path));
-    chain.fused = true;  // whether a step is, the policy says; it also counts those that are not
-    chain.policy = run->policy_.get();
-  }
+  ML_ASSIGN_OR_RETURN(
+      run->policy_,
+      dispatch::ChainPolicy::create(model.config, run->weights_,
+                                    {.backend = options.backend,
+                                     .tensor_parallel = ranks,
+                                     .max_model_length = longest,
+                                     .kv_cache = cache.kv,
+                                     .index_cache = cache.index},
+                                    options.path, measured(model.config, run->weights_, options)));
+  chain.fused = true;  // whether a step is, the policy says; it also counts those that are not
+  chain.policy = run->policy_.get();
   if (options.backend == "cuda") {
-    ML_ASSIGN_OR_RETURN(run->native_, cuda_native(model.config, run->weights_, options));
+    ML_ASSIGN_OR_RETURN(run->native_,
+                        cuda_native(model.config, run->weights_, options, *run->policy_));
   } else if (options.processes != nullptr) {
     ML_ASSIGN_OR_RETURN(run->native_, options.processes->join(run->weights_, *run->policy_));
   } else if (options.ranks > 1) {
@@ -109,6 +137,7 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
     ML_ASSIGN_OR_RETURN(run->native_,
                         cpu::Native::create(model.config, run->weights_, *run->team_, chain));
   }
+  ML_RETURN_IF_ERROR(run->native_->prepare(*run->pool_));
   run->table_.resize(static_cast<std::size_t>(pages));
   std::iota(run->table_.begin(), run->table_.end(), 0);
   return run;

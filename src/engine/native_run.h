@@ -1,4 +1,4 @@
-// A model ready to run on the CPU: weights, threads, kernels and caches.
+// A model ready to run: weights, threads, kernels and caches.
 #pragma once
 
 #include <cstdint>
@@ -24,16 +24,20 @@ namespace monolayer::engine {
 // with scale 1, index keys in BF16. kUnsupported naming the values allowed.
 Result<cpu::CacheOptions> cache_options(const std::string& kv_cache_dtype);
 
+// kUnsupported where this build does not have it.
+Status check_backend(const std::string& backend);
+
 struct NativeRunOptions {
-  std::string backend = "cpu";  // or "cuda", if this build has it; there "auto" is "native"
+  std::string backend = "cpu";  // or "cuda", if this build has it
   int threads = 0;              // 0: one per physical core
   std::string kv_cache_dtype = "auto";
   std::int64_t context_tokens = 0;       // what the caches must hold
   std::int64_t longest_tokens = 0;       // of one sequence; 0: as many
   std::string context_flag = "context";  // named when it does not fit
   std::string tiles;                     // kernel variant; empty: the best
-  // "native": op by op. "auto": fused where deployment and step allow it. "mono": the same, but a
-  // deployment that never allows it is refused; with "cuda", a model without layers to fuse.
+  // "native": op by op. "auto": fused where deployment and step allow it and, with "cuda", where
+  // that was measured to be faster. "mono": fused where they allow it, however fast; a deployment
+  // that never allows it is refused.
   std::string path = "auto";
   // Tensor-parallel, as threads of this process; with cuda a device each, or all on the one device.
   int ranks = 1;
@@ -54,7 +58,7 @@ class NativeRun {
   cpu::CachePool& pool() { return *pool_; }
   cpu::ThreadTeam& team() { return *team_; }
   const cpu::Tiles& tiles() const { return *tiles_; }
-  // Decides the path of every step; null where the backend does (cuda). Counters are thread-safe.
+  // Decides the path of every step. Counters are thread-safe.
   const dispatch::ChainPolicy* policy() const { return policy_.get(); }
 
   // Appends tokens to one sequence that owns the whole pool (for traces and benches); returns the

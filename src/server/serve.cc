@@ -130,6 +130,7 @@ Status start_processes(const ServeOptions& options, Loaded& loaded) {
 
 Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& loaded) {
   engine::NativeRunOptions run_options;
+  run_options.backend = options.backend;
   run_options.threads = static_cast<int>(options.threads);
   run_options.kv_cache_dtype = options.kv_cache_dtype;
   run_options.context_tokens = loaded.tokens;
@@ -164,12 +165,10 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
   loaded.info["served_model_name"] = options.served_names;
   loaded.info["effective"] = {
       {"path", loaded.run->policy()->any_fused() ? options.path : "native"},
-      {"path_reason", loaded.run->policy()->any_fused()
-                          ? "steps of at most 16 rows run fused, larger and mixed ones native"
-                          : loaded.run->policy()->deployment_reason()},
+      {"path_reason", loaded.run->policy()->steps_reason()},
       {"tensor_parallel_size", options.ranks},
       {"ranks", loaded.processes != nullptr ? "processes" : "threads"},
-      {"backend", "cpu"},
+      {"backend", options.backend},
       {"kernel", std::string(loaded.run->tiles().name)},
       {"threads", loaded.run->team().size()},
       {"max_model_len", loaded.engine_options.scheduler.max_model_len},

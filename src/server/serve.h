@@ -20,7 +20,7 @@ struct ServeOptions {
   std::int64_t port = 8000;
   std::string api_key;
   std::int64_t threads = 0;
-  std::string path = "auto";
+  std::string path = "auto", backend = "cpu";
   std::int64_t ranks = 1;       // tensor-parallel
   bool rank_processes = false;  // each a process; otherwise threads of this one
   std::string kv_cache_dtype = "auto";

@@ -167,5 +167,42 @@ TEST_F(ChainPolicyTest, EveryRuleOfAStepIsAsked) {
   EXPECT_EQ(1, paths.mono);
 }
 
+// Limits that were measured send steps native where fused is slower, unless fused was asked for.
+TEST_F(ChainPolicyTest, MeasuredLimitsDecideWhereBothCouldRun) {
+  const std::vector<cpu::FusedSpan> spans{{1, 1000}, {8, 400}};
+  const auto with = [&](const char* path) {
+    auto policy =
+        ChainPolicy::create(model_.config, model_.weights, {.backend = "cuda"}, path, spans);
+    EXPECT_TRUE(policy.ok()) << policy.status().to_string();
+    return std::move(policy).value();
+  };
+  const auto shape = [](std::int64_t rows, std::int64_t groups) {
+    cpu::StepShape s;
+    s.rows = s.requests = rows;
+    s.shortest_query = s.longest_query = s.longest_context = s.table_width = 1;
+    s.max_context = 512;
+    s.key_groups = groups;
+    return s;
+  };
+  const auto policy = with("auto");
+  EXPECT_TRUE(policy->fused(shape(1, 1000), 0));
+  EXPECT_FALSE(policy->fused(shape(1, 1001), 0));
+  EXPECT_TRUE(policy->fused(shape(2, 400), 0));
+  EXPECT_FALSE(policy->fused(shape(8, 401), 0));
+  EXPECT_FALSE(policy->fused(shape(9, 9), 0));
+  EXPECT_EQ(2, policy->counters().mono);
+  EXPECT_EQ(3, count_of(policy->counters(), "measured"));
+  EXPECT_EQ(
+      "measured: is 9 groups of 16 tokens over 9 rows, native is faster above 0, needs a "
+      "step that was measured to be faster fused",
+      policy->reason(shape(9, 9)));
+  EXPECT_NE(policy->steps_reason().find("up to 8 rows that see 6400 tokens in all"),
+            std::string::npos)
+      << policy->steps_reason();
+  const auto asked = with("mono");
+  EXPECT_TRUE(asked->fused(shape(16, 100000), 0));
+  EXPECT_FALSE(asked->fused(shape(17, 17), 0));
+}
+
 }  // namespace
 }  // namespace monolayer::dispatch

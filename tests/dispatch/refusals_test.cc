@@ -128,6 +128,12 @@ const std::map<std::string, std::pair<StepFlip, std::string>>& step_flips() {
       {"context", {[=](auto& s) { s.longest_context = n(4097); }, "is 4097 of 4096"}},
       {"table_width", {[=](auto& s) { s.table_width = n(8193); }, "is 8193"}},
       {"slots", {[=](auto& s) { s.highest_slot = n(std::int64_t{1} << 31); }, "is 2147483648"}},
+      {"measured",
+       {[=](auto& s) {
+          s.key_groups = n(101);
+          s.fastest_groups = n(100);
+        },
+        "is 101 groups of 16 tokens over 4 rows, native is faster above 100"}},
       {"runner",
        {[](auto& s) { s.runner = Runner::from_scheduler(RunnerState::kStale); }, "is stale"}},
   };

@@ -159,6 +159,7 @@ StepShape MonoChain::shape_of(const StepContext& step) const {
   for (std::int64_t r = 0; r < shape.rows; ++r) {
     shape.highest_slot = std::max({shape.highest_slot, slot_number(step.plan.row(r).main),
                                    slot_number(step.plan.row(r).index)});
+    shape.key_groups += step.plan.row(r).position / 16 + 1;
   }
   return shape;
 }

@@ -58,6 +58,13 @@ struct StepShape {
   std::int64_t max_context = 0;                        // of the caches
   std::int64_t table_width = 0;                        // blocks of the longest table
   std::int64_t highest_slot = 0;                       // block x 128 + offset
+  std::int64_t key_groups = 0;  // groups of 16 tokens that its rows see, over all rows
+};
+
+// Where the fused path was measured to be the faster one: steps of at most `rows` rows that see at
+// most `groups` groups of 16 tokens over all rows.
+struct FusedSpan {
+  std::int64_t rows = 0, groups = 0;
 };
 
 // Takes the steps of one chain, each the way that is decided for it. Every rank has its own, and
@@ -83,6 +90,18 @@ class PathPolicy {
   // counted. Safe from the threads of several ranks.
   virtual std::unique_ptr<StepDriver> driver(mono::Lifecycle& lifecycle, CacheSource caches,
                                              int rank) = 0;
+};
+
+// The same decision for chains whose fused path is their own and no library: whether a step may go
+// through it. Every rank asks, each on its own thread, and all get the same answer: it depends on
+// the shape alone.
+class StepJudge {
+ public:
+  virtual ~StepJudge() = default;
+  // `rank` only says who asks, so that a step is counted once.
+  virtual bool fused(const StepShape& shape, int rank) = 0;
+  // Why a step of this shape goes native.
+  virtual std::string reason(const StepShape& shape) const = 0;
 };
 
 struct NativeOptions {
@@ -132,6 +151,9 @@ class Native {
   virtual Status capture(std::span<const std::int64_t> layers);
   // What the last step kept: [rows, layers, hidden_size], BF16 values.
   virtual std::span<const float> captured() const { return {}; }
+  // Takes now what steps on this pool need beyond it (a device's caches), instead of in the first
+  // step. kResourceExhausted with the number that was missing.
+  virtual Status prepare(CachePool& /*cache*/) { return {}; }
   // Collective over the group, before it is closed; idempotent.
   virtual Status close() { return {}; }
 };

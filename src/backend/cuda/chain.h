@@ -2,9 +2,11 @@
 // steps.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backend/cpu/step_plan.h"
@@ -24,7 +26,11 @@ inline constexpr std::array<int, 5> kColumnPlans{1, 2, 4, 8, kMaxRows};
 class Chain : public cpu::Native {
  public:
   Chain(const m3::ModelConfig& config, const NativeOptions& options)
-      : config_(config), options_(options), rope_(config.rope_theta, config.rotary_dim) {}
+      : config_(config),
+        options_(options),
+        fuses_(std::any_of(config.layers.begin(), config.layers.end(),
+                           [](const auto& l) { return l.sparse_attention && l.moe; })),
+        rope_(config.rope_theta, config.rotary_dim) {}
   ~Chain() override {
     cudaSetDevice(options_.device);
     drop_graphs();
@@ -40,10 +46,12 @@ class Chain : public cpu::Native {
   const cpu::Traffic& last_traffic() const override { return traffic_; }
   const cpu::Traffic& total_traffic() const override { return traffic_; }
   const cpu::PathCounts& paths() const override { return paths_; }
+  Status prepare(cpu::CachePool& cache) override;
   Status close() override;
 
  private:
   Status open_device();
+  Status ensure_bound(const cpu::CachePool& cache);
   Status bind(const cpu::CachePool& cache);
   Status bind_ranks(const cpu::CachePool& cache);
   // Ranks of the whole group, those of this chain among them.
@@ -53,6 +61,10 @@ class Chain : public cpu::Native {
   const Params& params() const { return ranks_.front()->params(); }
   const std::vector<Layer>& layers() const { return ranks_.front()->layers(); }
   Status plan_step(std::span<const cpu::StepSequence> sequences, const cpu::CachePool& cache);
+  cpu::StepShape step_shape(const cpu::CachePool& cache) const;
+  void choose_path(const cpu::CachePool& cache);
+  // Whether some step may be fused, so that its kernels must fit.
+  bool may_fuse() const { return options_.policy != nullptr || options_.path == Path::kMono; }
   Status run_step(cpu::CachePool& cache, std::vector<float>& logits, m3::TraceSink* sink);
   Status run_rows(std::int64_t first, std::int64_t rows, std::vector<float>& logits,
                   m3::TraceSink* sink);
@@ -75,6 +87,7 @@ class Chain : public cpu::Native {
 
   const m3::ModelConfig& config_;
   const NativeOptions options_;
+  const bool fuses_;  // some layer can be fused
   const m3::Rope rope_;
   std::vector<std::unique_ptr<Rank>> ranks_;  // of this chain, in one launch
   std::unique_ptr<Peers> peers_;              // null for a group of one
@@ -93,7 +106,9 @@ class Chain : public cpu::Native {
   Step* device_step_ = nullptr;
   std::int32_t* device_pages_ = nullptr;
   std::vector<std::int32_t> host_pages_;
-  std::array<cudaGraphExec_t, kColumnPlans.size()> graphs_{};
+  bool fused_ = false;  // the step at hand
+  std::string why_native_;
+  std::array<std::array<cudaGraphExec_t, kColumnPlans.size()>, 2> graphs_{};  // native, fused
 };
 
 }  // namespace monolayer::cuda

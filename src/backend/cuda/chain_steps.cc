@@ -98,7 +98,7 @@ Status Chain::launch(const Params& p, int count) {
   for (int i = 0; i < count;) {
     int end = i;
     while (end < count && fusible(layers()[static_cast<std::size_t>(end)])) ++end;
-    if (options_.path == Path::kMono && end > i) {
+    if (fused_ && end > i) {
       ML_RETURN_IF_ERROR(launch_fused_run(p, i, end));
       i = end;
     } else {
@@ -161,7 +161,7 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
     ML_ASSIGN_OR_RETURN(const auto entering, download(p.hidden, s.rows * hidden));
     show(layer, entering);
     const Layer& l = layers()[static_cast<std::size_t>(layer)];
-    if (options_.path == Path::kMono && fusible(l)) {
+    if (fused_ && fusible(l)) {
       ML_RETURN_IF_ERROR(launch_fused_run(p, static_cast<int>(layer), static_cast<int>(layer) + 1));
     } else {
       ML_RETURN_IF_ERROR(launch_layer(p, static_cast<int>(layer)));
@@ -174,14 +174,15 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
   return {};
 }
 
-// Captured at the first use of a plan; the same launches afterwards.
+// Captured at the first use of a path and plan; the same launches afterwards.
 Status Chain::replay(std::size_t plan) {
   Params p = params();
   divide_memory(kColumnPlans[plan], p);
   const auto all = static_cast<int>(layers().size());
   if (++steps_ == options_.abandon_step) return launch(p, options_.abandon_layer);
   if (!options_.graphs) return launch(p, all);
-  if (graphs_[plan] == nullptr) {
+  cudaGraphExec_t& exec = graphs_[fused_ ? 1 : 0][plan];
+  if (exec == nullptr) {
     ML_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     const Status status = launch(p, all);
     cudaGraph_t graph = nullptr;
@@ -191,11 +192,11 @@ Status Chain::replay(std::size_t plan) {
       ML_RETURN_IF_ERROR(status);
       return cuda_status(error, "graph capture");
     }
-    const cudaError_t made = cudaGraphInstantiate(&graphs_[plan], graph, 0);
+    const cudaError_t made = cudaGraphInstantiate(&exec, graph, 0);
     cudaGraphDestroy(graph);
     ML_RETURN_IF_ERROR(cuda_status(made, "graph"));
   }
-  ML_CUDA(cudaGraphLaunch(graphs_[plan], stream_));
+  ML_CUDA(cudaGraphLaunch(exec, stream_));
   return {};
 }
 
@@ -204,7 +205,7 @@ Status Chain::check_record() {
   if (peers_ != nullptr) {
     ML_ASSIGN_OR_RETURN(r, peers_->read_record(0));
   } else {
-    if (options_.path != Path::kMono) return {};
+    if (!fused_) return {};
     ML_ASSIGN_OR_RETURN(const auto record, download(params().record, 1));
     r = record[0];
   }
@@ -273,6 +274,7 @@ Status Chain::step(std::span<const cpu::StepSequence> sequences, cpu::CachePool&
   // A step that no rank can run is refused by all of them alike, and nobody waits for anybody.
   Status planned = plan_step(sequences, cache);
   if (planned.code() == Code::kInvalidArgument) return planned;
+  if (planned.ok()) choose_path(cache);
   const Status status = planned.ok() ? run_step(cache, logits, sink) : planned;
   // Peers must not wait for what this rank will not do any more.
   if (!status.ok() && options_.group != nullptr) options_.group->fail(status);
@@ -280,13 +282,8 @@ Status Chain::step(std::span<const cpu::StepSequence> sequences, cpu::CachePool&
   const std::int64_t bad =
       cpu::first_non_finite(logits, {0, static_cast<std::int64_t>(logits.size())});
   if (bad < 0) {
-    const bool fuses = std::any_of(layers().begin(), layers().end(), fusible);
-    if (options_.path == Path::kMono && fuses) {
-      ++paths_.mono;
-    } else {
-      ++paths_.native;
-      paths_.why_native = fuses ? "auto runs the native chain on cuda" : "no layer can be fused";
-    }
+    ++(fused_ ? paths_.mono : paths_.native);
+    if (!fused_) paths_.why_native = why_native_;
     return {};
   }
   const cpu::PlannedRow& row = plan_.row(plan_.logit_row(bad / config_.vocab_size));
@@ -314,14 +311,66 @@ Status Chain::plan_step(std::span<const cpu::StepSequence> sequences, const cpu:
   return {};
 }
 
+cpu::StepShape Chain::step_shape(const cpu::CachePool& cache) const {
+  cpu::StepShape shape;
+  shape.rows = shape.shortest_query = plan_.rows();
+  shape.requests = static_cast<std::int64_t>(plan_.sequences().size());
+  shape.max_context = std::min(config_.max_positions, cache.pages() * kPageTokens);
+  for (const cpu::PlannedSequence& sequence : plan_.sequences()) {
+    shape.shortest_query = std::min(shape.shortest_query, sequence.rows);
+    shape.longest_query = std::max(shape.longest_query, sequence.rows);
+    shape.longest_context = std::max(shape.longest_context, sequence.start + sequence.rows);
+    shape.table_width =
+        std::max(shape.table_width, static_cast<std::int64_t>(sequence.pages.size()));
+  }
+  for (std::int64_t r = 0; r < shape.rows; ++r) {
+    const cpu::CacheSlot& slot = plan_.main_slot(r);
+    shape.highest_slot = std::max(shape.highest_slot, slot.page * kPageTokens + slot.token);
+    shape.key_groups += plan_.row(r).position / 16 + 1;
+  }
+  return shape;
+}
+
+// The same on every rank: the policy's answer depends on the step alone.
+void Chain::choose_path(const cpu::CachePool& cache) {
+  if (!fuses_) {
+    fused_ = false;
+    why_native_ = "no layer can be fused";
+    return;
+  }
+  if (options_.policy == nullptr) {
+    fused_ = options_.path == Path::kMono;
+    why_native_ = "native was chosen";
+    return;
+  }
+  const cpu::StepShape shape = step_shape(cache);
+  fused_ = options_.policy->fused(shape, options_.group == nullptr ? 0 : options_.group->rank());
+  if (!fused_) why_native_ = options_.policy->reason(shape);
+}
+
+Status Chain::ensure_bound(const cpu::CachePool& cache) {
+  ML_CUDA(cudaSetDevice(options_.device));
+  if (bound_ == &cache) return {};
+  const Status bound = bind(cache);
+  if (options_.group != nullptr) ML_RETURN_IF_ERROR(options_.group->agree(bound).status);
+  return bound;
+}
+
+Status Chain::prepare(cpu::CachePool& cache) {
+  if (!cache.fits(config_))
+    return {Code::kInvalidArgument, "cache", "the pool was made for another model"};
+  try {
+    return ensure_bound(cache);
+  } catch (const std::bad_alloc&) {
+    const Status status(Code::kResourceExhausted, "CUDA caches", "no host memory for them");
+    if (options_.group != nullptr) options_.group->fail(status);
+    return status;
+  }
+}
+
 Status Chain::run_step(cpu::CachePool& cache, std::vector<float>& logits, m3::TraceSink* sink) {
   try {
-    ML_CUDA(cudaSetDevice(options_.device));
-    if (bound_ != &cache) {
-      const Status bound = bind(cache);
-      if (options_.group != nullptr) ML_RETURN_IF_ERROR(options_.group->agree(bound).status);
-      ML_RETURN_IF_ERROR(bound);
-    }
+    ML_RETURN_IF_ERROR(ensure_bound(cache));
     host_pages_.assign(
         static_cast<std::size_t>(kMaxRows) * static_cast<std::size_t>(params().table_stride), 0);
     logits.resize(static_cast<std::size_t>(plan_.logit_rows() * config_.vocab_size));

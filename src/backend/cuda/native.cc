@@ -94,9 +94,11 @@ Status Chain::allocate(T*& out, std::int64_t count, const char* what) {
 }
 
 void Chain::drop_graphs() {
-  for (cudaGraphExec_t& graph : graphs_) {
-    if (graph != nullptr) cudaGraphExecDestroy(graph);
-    graph = nullptr;
+  for (auto& plans : graphs_) {
+    for (cudaGraphExec_t& graph : plans) {
+      if (graph != nullptr) cudaGraphExecDestroy(graph);
+      graph = nullptr;
+    }
   }
 }
 
@@ -154,7 +156,7 @@ Status Chain::bind(const cpu::CachePool& cache) {
       return {Code::kUnsupported, "CUDA",
               "activations of " + std::to_string(columns) + " rows leave no room for weights in " +
                   std::to_string(shared_limit_) + " bytes of shared memory"};
-    if (options_.path != Path::kMono) continue;
+    if (!may_fuse()) continue;
     int resident = 0;
     ML_CUDA(fused_occupancy(planned, &resident));
     if (resident < 1)

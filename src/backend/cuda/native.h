@@ -25,6 +25,9 @@ enum class Path : std::uint8_t {
 
 struct NativeOptions {
   Path path = Path::kNative;
+  // Asked before every step, instead of `path`: steps that it does not let through are native.
+  // Borrowed. Steps that take no fused layer at all are not asked about.
+  cpu::StepJudge* policy = nullptr;
   bool graphs = true;  // false: plain launches
   // Of every wait of a block: for a hand-off, a peer's sums, the fence that begins a step.
   std::uint64_t deadline_ns = std::chrono::nanoseconds(Deadline::kDefault).count();

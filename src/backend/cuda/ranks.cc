@@ -87,6 +87,10 @@ class DeviceRanks final : public cpu::Native {
     }
     return {};
   }
+  Status prepare(cpu::CachePool& cache) override {
+    each([&](RankChain& rank, tp::Group&, int) { rank.status = rank.native->prepare(cache); });
+    return first_failure();
+  }
   const cpu::Traffic& last_traffic() const override { return traffic_; }
   const cpu::Traffic& total_traffic() const override { return traffic_; }
   const cpu::PathCounts& paths() const override { return ranks_.front().native->paths(); }

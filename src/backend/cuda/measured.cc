@@ -1,0 +1,33 @@
+#include "backend/cuda/measured.h"
+
+#include <cstddef>
+
+namespace monolayer::cuda {
+namespace {
+
+// One rank of four of MiniMax-M3 on one NVIDIA H200.
+constexpr cpu::FusedSpan kM3[] = {{8, 16384}};
+// Kernels for any shape: the embedded model on one NVIDIA H200.
+constexpr cpu::FusedSpan kAny[] = {{16, 16384}};
+
+// Near enough to tell which figures hold: m3_layer() decides what runs.
+bool m3_like(const m3::ModelConfig& config, const m3::ModelWeights& weights) {
+  for (std::size_t i = 0; i < config.layers.size() && i < weights.layers.size(); ++i) {
+    if (!config.layers[i].sparse_attention || !config.layers[i].moe) continue;
+    const m3::LayerWeights& layer = weights.layers[i];
+    return config.hidden_size == 6144 && config.head_dim == 128 && config.num_experts == 128 &&
+           layer.q.format == WeightFormat::kFP8PerChannel && !layer.experts.empty() &&
+           layer.experts.front().gate.format == WeightFormat::kMXFP4;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::span<const cpu::FusedSpan> fused_spans(const m3::ModelConfig& config,
+                                            const m3::ModelWeights& weights) {
+  if (m3_like(config, weights)) return kM3;
+  return kAny;
+}
+
+}  // namespace monolayer::cuda
