@@ -7,6 +7,7 @@
 
 #include "checkpoint/safetensors_writer.h"
 #include "checkpoint/text_io.h"
+#include "cli/bench_device.h"
 #include "cli/command.h"
 #include "engine/embedded_model.h"
 #include "engine/layer_bench.h"
@@ -38,8 +39,10 @@ struct BenchFlags {
   std::string what, model, timeline, contexts = "128,1024", rows = "1", thread_list = "0",
                                      prefills = "512";
   std::int64_t repeats = 9;
+  std::int64_t dense_layers = 3, sparse_layers = 57;
   bool json = false;
   RunFlags run;
+  CLI::Option* ranks_set = nullptr;
 };
 
 // "1,4,16" to numbers within [low, high].
@@ -239,12 +242,31 @@ Status run_serve_bench(const BenchFlags& flags) {
   return {Code::kIoError, "bench serve", "no request was answered: " + json.at("errors").dump()};
 }
 
+// Random weights of full size instead of a model, made on the device.
+Status run_on_device(const BenchFlags& flags) {
+  if (flags.what == "speculation")
+    return {Code::kUnsupported, "--backend", "is cuda; bench speculation runs on cpu"};
+  if (!flags.model.empty())
+    return {Code::kUnsupported, "--model",
+            "is timed on cpu; with --backend cuda random weights of full size are made"};
+  ML_RETURN_IF_ERROR(engine::check_backend(flags.run.backend));
+  cuda::BenchOptions options;
+  options.whole_step = flags.what == "step";
+  ML_ASSIGN_OR_RETURN(options.contexts, numbers("--contexts", flags.contexts, 1, 1 << 20));
+  ML_ASSIGN_OR_RETURN(options.rows, numbers("--rows", flags.rows, 1, 16));
+  options.repeats = flags.repeats;
+  options.path = flags.run.path;
+  if (flags.ranks_set->count() > 0)
+    options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
+  options.dense_layers = options.whole_step ? flags.dense_layers : 0;
+  options.sparse_layers = flags.sparse_layers;
+  return run_device_bench(options, flags.json);
+}
+
 Status run_bench(const BenchFlags& flags) {
   if (flags.what == "serve") return run_serve_bench(flags);
-  if (flags.run.backend == "cuda")
-    return {Code::kUnsupported, "--backend",
-            "cuda is timed by bench_cuda_layer (cmake --preset cuda); this runs on cpu"};
   ML_RETURN_IF_ERROR(flags.run.check());
+  if (flags.run.backend == "cuda") return run_on_device(flags);
   if (flags.what == "speculation") return run_speculation(flags);
   engine::StepBenchOptions options;
   ML_ASSIGN_OR_RETURN(options.contexts, numbers("--contexts", flags.contexts, 1, 1 << 30));
@@ -324,6 +346,11 @@ void add_bench(Program& program) {
   f.text(app, "--svg", flags->svg, "serve: picture of the run");
   f.toggle(app, "--json", flags->json, "Print JSON");
   flags->run.add(f, app, {"auto", "native", "mono"}, /*threads_flag=*/false);
+  flags->ranks_set = app.get_option("--tensor-parallel-size");
+  f.integer(app, "--dense-layers", flags->dense_layers, 0, 60,
+            "step on cuda: dense layers of the random model");
+  f.integer(app, "--sparse-layers", flags->sparse_layers, 1, 60,
+            "step and layer on cuda: its sparse layers");
 }
 
 }  // namespace monolayer::cli

@@ -87,7 +87,7 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
   MemoryNeed need;
   need.weight_bytes =
       static_cast<std::int64_t>(model.checkpoint.file_bytes()) + options.draft_bytes;
-  // With cuda the caches are the device's: this pool only says their shape and is never resident.
+  // With cuda the caches are the device's.
   need.page_bytes = options.draft_block_bytes;
   if (options.backend == "cpu") need.page_bytes += cpu::CachePool::page_bytes(model.config, cache);
   need.page_tokens = m3::kPageTokens;
@@ -104,7 +104,10 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
   ML_ASSIGN_OR_RETURN(run->team_, cpu::ThreadTeam::create({.threads = options.threads}));
   ML_ASSIGN_OR_RETURN(run->weights_, load_weights(model, options.progress));
   const std::int64_t pages = (options.context_tokens + m3::kPageTokens - 1) / m3::kPageTokens;
-  ML_ASSIGN_OR_RETURN(run->pool_, cpu::CachePool::create(model.config, cache, pages));
+  // Caches on a device need no memory here.
+  auto pool = options.backend == "cpu" ? cpu::CachePool::create(model.config, cache, pages)
+                                       : cpu::CachePool::reserve(model.config, cache, pages);
+  ML_ASSIGN_OR_RETURN(run->pool_, std::move(pool));
   const std::int64_t longest =
       options.longest_tokens > 0 ? options.longest_tokens : options.context_tokens;
   const int ranks = options.processes != nullptr ? options.processes->size() : options.ranks;

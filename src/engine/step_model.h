@@ -49,6 +49,7 @@ class NativeModel : public StepModel {
 
   // All bits set is a NaN in BF16 and in E4M3.
   void poison(std::int32_t block) override {
+    if (!pool_.has_memory()) return;
     for (std::int64_t i = 0; i < pool_.layers(); ++i) {
       const auto kv_bytes = kv_page_bytes();
       const auto at = static_cast<std::size_t>(block);

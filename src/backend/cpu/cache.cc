@@ -63,6 +63,18 @@ std::int64_t CachePool::page_bytes(const m3::ModelConfig& config, const CacheOpt
 Result<std::unique_ptr<CachePool>> CachePool::create(const m3::ModelConfig& config,
                                                      const CacheOptions& options,
                                                      std::int64_t pages) {
+  return map(config, options, pages, true);
+}
+
+Result<std::unique_ptr<CachePool>> CachePool::reserve(const m3::ModelConfig& config,
+                                                      const CacheOptions& options,
+                                                      std::int64_t pages) {
+  return map(config, options, pages, false);
+}
+
+Result<std::unique_ptr<CachePool>> CachePool::map(const m3::ModelConfig& config,
+                                                  const CacheOptions& options, std::int64_t pages,
+                                                  bool has_memory) {
   ML_RETURN_IF_ERROR(check_options(options));
   if (pages <= 0) {
     return Status(Code::kInvalidArgument, "cache", std::to_string(pages) + " pages, at least 1");
@@ -73,7 +85,8 @@ Result<std::unique_ptr<CachePool>> CachePool::create(const m3::ModelConfig& conf
   }
   const std::int64_t bytes = page_bytes(config, options);
   const Result<MemoryAvailable> left = available_memory();
-  const std::int64_t available = left.ok() ? left->bytes : std::numeric_limits<std::int64_t>::max();
+  const std::int64_t available =
+      left.ok() && has_memory ? left->bytes : std::numeric_limits<std::int64_t>::max();
   if (bytes > available / pages) return too_large(pages, bytes, available);
 
   std::unique_ptr<CachePool> pool(new CachePool);
@@ -84,13 +97,14 @@ Result<std::unique_ptr<CachePool>> CachePool::create(const m3::ModelConfig& conf
   pool->caches_.index_dim = config.index_dim;
   pool->bytes_ = static_cast<std::size_t>(pages * bytes);
   // Anonymous pages are only backed when touched, so an unused part of the pool costs nothing.
-  void* memory = mmap(nullptr, pool->bytes_, PROT_READ | PROT_WRITE,
+  pool->has_memory_ = has_memory;
+  void* memory = mmap(nullptr, pool->bytes_, has_memory ? PROT_READ | PROT_WRITE : PROT_NONE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
     return Status(Code::kResourceExhausted, "cache",
                   std::to_string(pool->bytes_) + " bytes: " + std::strerror(errno));
   }
-  madvise(memory, pool->bytes_, MADV_HUGEPAGE);
+  if (has_memory) madvise(memory, pool->bytes_, MADV_HUGEPAGE);
   pool->memory_ = static_cast<std::byte*>(memory);
   std::byte* next = pool->memory_;
   for (const m3::LayerPattern& pattern : config.layers) {

@@ -52,6 +52,11 @@ class CachePool {
   // kUnsupported for a cache type other than BF16 or E4M3.
   static Result<std::unique_ptr<CachePool>> create(const m3::ModelConfig& config,
                                                    const CacheOptions& options, std::int64_t pages);
+  // A pool that only says its shape, for chains whose caches lie on a device: its addresses may not
+  // be read or written.
+  static Result<std::unique_ptr<CachePool>> reserve(const m3::ModelConfig& config,
+                                                    const CacheOptions& options,
+                                                    std::int64_t pages);
   ~CachePool();
   CachePool(const CachePool&) = delete;
   CachePool& operator=(const CachePool&) = delete;
@@ -73,6 +78,7 @@ class CachePool {
     return caches_.index_page(layer, page);
   }
 
+  bool has_memory() const { return has_memory_; }
   // The whole pool, for tests that poison or compare it.
   std::byte* memory() const { return memory_; }
   std::size_t bytes() const { return bytes_; }
@@ -81,6 +87,10 @@ class CachePool {
 
  private:
   CachePool() = default;
+  static Result<std::unique_ptr<CachePool>> map(const m3::ModelConfig& config,
+                                                const CacheOptions& options, std::int64_t pages,
+                                                bool has_memory);
+  bool has_memory_ = true;
   CacheOptions options_;
   std::int64_t pages_ = 0, kv_heads_ = 0;
   std::byte* memory_ = nullptr;

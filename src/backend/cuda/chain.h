@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/native.h"
 #include "backend/cuda/peers.h"
+#include "backend/cuda/random_model.h"
 #include "backend/cuda/rank.h"
 #include "m3/rope.h"
 #include "tp/group.h"
@@ -23,24 +25,34 @@ namespace monolayer::cuda {
 // What runs in one launch sequence: the step's rows decide how shared memory is divided.
 inline constexpr std::array<int, 5> kColumnPlans{1, 2, 4, 8, kMaxRows};
 
-class Chain : public cpu::Native {
+inline std::size_t column_plan(std::int64_t rows) {
+  std::size_t i = 0;
+  while (i + 1 < kColumnPlans.size() && kColumnPlans[i] < rows) ++i;
+  return i;
+}
+
+class Chain : public BenchChain {
  public:
-  Chain(const m3::ModelConfig& config, const NativeOptions& options)
+  // `random.seed` 0: of a model's own weights.
+  Chain(const m3::ModelConfig& config, const NativeOptions& options, const RandomOptions& random)
       : config_(config),
         options_(options),
+        random_(random),
         fuses_(std::any_of(config.layers.begin(), config.layers.end(),
                            [](const auto& l) { return l.sparse_attention && l.moe; })),
         rope_(config.rope_theta, config.rotary_dim) {}
   ~Chain() override {
     cudaSetDevice(options_.device);
     drop_graphs();
+    drop_bench();
     if (host_step_ != nullptr) cudaFreeHost(host_step_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
   Chain(const Chain&) = delete;
   Chain& operator=(const Chain&) = delete;
 
-  Status open(const m3::ModelWeights& weights);
+  using MakeRank = std::function<Result<std::unique_ptr<Rank>>(const m3::RankShape&)>;
+  Status open(const MakeRank& make);
   Status step(std::span<const cpu::StepSequence> sequences, cpu::CachePool& cache,
               std::vector<float>& logits, m3::TraceSink* sink) override;
   const cpu::Traffic& last_traffic() const override { return traffic_; }
@@ -49,6 +61,15 @@ class Chain : public cpu::Native {
   Status prepare(cpu::CachePool& cache) override;
   Status close() override;
 
+  Status load(std::span<const cpu::StepSequence> sequences, cpu::CachePool& cache) override;
+  Result<double> time(Part part, bool fused) override;
+  Result<std::uint64_t> digest() override;
+  Result<double> stream() override;
+  Bytes weight_bytes() const override;
+  Result<std::int64_t> free_bytes() const override;
+  std::int64_t page_bytes() const override;
+  bool m3_kernels() const override;
+
  private:
   Status open_device();
   Status ensure_bound(const cpu::CachePool& cache);
@@ -56,7 +77,8 @@ class Chain : public cpu::Native {
   Status bind_ranks(const cpu::CachePool& cache);
   // Ranks of the whole group, those of this chain among them.
   int group_size() const {
-    return options_.group != nullptr ? options_.group->size() : options_.virtual_ranks;
+    if (options_.group != nullptr) return options_.group->size();
+    return random_.stand_in > 1 ? random_.stand_in : options_.virtual_ranks;
   }
   const Params& params() const { return ranks_.front()->params(); }
   const std::vector<Layer>& layers() const { return ranks_.front()->layers(); }
@@ -68,11 +90,15 @@ class Chain : public cpu::Native {
   Status run_step(cpu::CachePool& cache, std::vector<float>& logits, m3::TraceSink* sink);
   Status run_rows(std::int64_t first, std::int64_t rows, std::vector<float>& logits,
                   m3::TraceSink* sink);
+  // The loaded step's rows [first, first + rows) to the device.
+  Status upload_step(std::int64_t first, std::int64_t rows, bool all_logits);
   void fill_step(std::int64_t first, std::int64_t rows, bool all_logits);
   bool divide_memory(int rows, Params& p) const;
   // Logits of `rows` rows of all ranks, [rows, vocab].
   Result<std::vector<float>> gather_logits(std::int64_t rows);
   Status trace_layer(std::int64_t layer, m3::TraceSink& sink);
+  Status launch_begin(const Params& p);
+  Status launch_layers(const Params& p, int first, int last);
   Status launch(const Params& p, int layer_count);
   Status launch_layer(Params p, int layer);
   Status launch_fused_run(Params p, int first, int last);
@@ -83,10 +109,17 @@ class Chain : public cpu::Native {
   template <typename T>
   Status allocate(T*& out, std::int64_t count, const char* what);
   template <typename T>
-  Result<std::vector<T>> download(const T* from, std::int64_t count);
+  Result<std::vector<T>> download(const T* from, std::int64_t count) {
+    std::vector<T> values(static_cast<std::size_t>(count));
+    ML_CUDA(cudaMemcpyAsync(values.data(), from, values.size() * sizeof(T), cudaMemcpyDeviceToHost,
+                            stream_));
+    ML_CUDA(cudaStreamSynchronize(stream_));
+    return values;
+  }
 
   const m3::ModelConfig& config_;
   const NativeOptions options_;
+  const RandomOptions random_;
   const bool fuses_;  // some layer can be fused
   const m3::Rope rope_;
   std::vector<std::unique_ptr<Rank>> ranks_;  // of this chain, in one launch
@@ -106,6 +139,18 @@ class Chain : public cpu::Native {
   Step* device_step_ = nullptr;
   std::int32_t* device_pages_ = nullptr;
   std::vector<std::int32_t> host_pages_;
+  // Of benches: the loaded step's graphs by part and path, its tokens, events.
+  struct Bench {
+    std::array<std::array<cudaGraphExec_t, 2>, 2> graphs{};
+    std::int64_t rows = 0, streams = 0;
+    Part part = Part::kStep;
+    DeviceBuffer best, sink;
+    cudaEvent_t begin = nullptr, end = nullptr;
+  };
+  Status bench_graph(Part part, cudaGraphExec_t& exec);
+  void drop_bench();
+  Bench bench_;
+
   bool fused_ = false;  // the step at hand
   std::string why_native_;
   std::array<std::array<cudaGraphExec_t, kColumnPlans.size()>, 2> graphs_{};  // native, fused

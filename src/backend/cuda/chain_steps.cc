@@ -11,24 +11,9 @@
 namespace monolayer::cuda {
 namespace {
 
-std::size_t column_plan(std::int64_t rows) {
-  std::size_t i = 0;
-  while (i + 1 < kColumnPlans.size() && kColumnPlans[i] < rows) ++i;
-  return i;
-}
-
 bool fusible(const Layer& l) { return l.sparse != 0 && l.moe != 0; }
 
 }  // namespace
-
-template <typename T>
-Result<std::vector<T>> Chain::download(const T* from, std::int64_t count) {
-  std::vector<T> values(static_cast<std::size_t>(count));
-  ML_CUDA(cudaMemcpyAsync(values.data(), from, values.size() * sizeof(T), cudaMemcpyDeviceToHost,
-                          stream_));
-  ML_CUDA(cudaStreamSynchronize(stream_));
-  return values;
-}
 
 void Chain::fill_step(std::int64_t first, std::int64_t rows, bool all_logits) {
   Step& s = *host_step_;
@@ -45,7 +30,8 @@ void Chain::fill_step(std::int64_t first, std::int64_t rows, bool all_logits) {
     if (table_of.empty() || table_of.back() != row.sequence) {
       const auto& pages = plan_.sequences()[static_cast<std::size_t>(row.sequence)].pages;
       const auto at = static_cast<std::ptrdiff_t>(table_of.size()) * params().table_stride;
-      std::copy(pages.begin(), pages.end(), host_pages_.begin() + at);
+      const auto end = std::copy(pages.begin(), pages.end(), host_pages_.begin() + at);
+      std::fill(end, host_pages_.begin() + at + params().table_stride, 0);
       table_of.push_back(row.sequence);
     }
     s.table[i] = static_cast<std::int32_t>(table_of.size()) - 1;
@@ -67,6 +53,18 @@ void Chain::fill_step(std::int64_t first, std::int64_t rows, bool all_logits) {
     s.logit_rows = s.rows;
     for (int r = 0; r < s.rows; ++r) s.logit_row[r] = r;
   }
+}
+
+Status Chain::upload_step(std::int64_t first, std::int64_t rows, bool all_logits) {
+  host_pages_.resize(static_cast<std::size_t>(kMaxRows) *
+                     static_cast<std::size_t>(params().table_stride));
+  fill_step(first, rows, all_logits);
+  const auto tables = static_cast<std::size_t>(host_step_->table[rows - 1] + 1);
+  ML_CUDA(cudaMemcpyAsync(device_pages_, host_pages_.data(),
+                          tables * static_cast<std::size_t>(params().table_stride) * 4,
+                          cudaMemcpyHostToDevice, stream_));
+  ML_CUDA(cudaMemcpyAsync(device_step_, host_step_, sizeof(Step), cudaMemcpyHostToDevice, stream_));
+  return {};
 }
 
 Status Chain::launch_layer(Params p, int layer) {
@@ -91,13 +89,16 @@ Status Chain::launch_fused_run(Params p, int first, int last) {
   return {};
 }
 
-// Everything between the upload of the step and the logits, for the first `count` layers.
-Status Chain::launch(const Params& p, int count) {
+Status Chain::launch_begin(const Params& p) {
   if (peers_ != nullptr) ML_CUDA(launch_begin_step(p, stream_));
   ML_CUDA(launch_stage(kEmbed, p, false, blocks_, stream_));
-  for (int i = 0; i < count;) {
+  return {};
+}
+
+Status Chain::launch_layers(const Params& p, int first, int last) {
+  for (int i = first; i < last;) {
     int end = i;
-    while (end < count && fusible(layers()[static_cast<std::size_t>(end)])) ++end;
+    while (end < last && fusible(layers()[static_cast<std::size_t>(end)])) ++end;
     if (fused_ && end > i) {
       ML_RETURN_IF_ERROR(launch_fused_run(p, i, end));
       i = end;
@@ -105,6 +106,13 @@ Status Chain::launch(const Params& p, int count) {
       ML_RETURN_IF_ERROR(launch_layer(p, i++));
     }
   }
+  return {};
+}
+
+// Everything between the upload of the step and the logits, for the first `count` layers.
+Status Chain::launch(const Params& p, int count) {
+  ML_RETURN_IF_ERROR(launch_begin(p));
+  ML_RETURN_IF_ERROR(launch_layers(p, 0, count));
   ML_CUDA(launch_stage(kHead, p, false, blocks_, stream_));
   return {};
 }
@@ -155,8 +163,7 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
       sink.hidden(layer, s.position[r], row);
     }
   };
-  if (peers_ != nullptr) ML_CUDA(launch_begin_step(p, stream_));
-  ML_CUDA(launch_stage(kEmbed, p, false, blocks_, stream_));
+  ML_RETURN_IF_ERROR(launch_begin(p));
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     ML_ASSIGN_OR_RETURN(const auto entering, download(p.hidden, s.rows * hidden));
     show(layer, entering);
@@ -225,6 +232,8 @@ Result<std::vector<float>> Chain::gather_logits(std::int64_t rows) {
     shards.insert(shards.end(), own.begin(), own.end());
   }
   ML_RETURN_IF_ERROR(check_record());
+  for (int i = 1; i < random_.stand_in; ++i)
+    shards.insert(shards.end(), shards.begin(), shards.begin() + rows * each);
   if (options_.group != nullptr) {
     std::vector<float> all(static_cast<std::size_t>(rows * vocab));
     ML_RETURN_IF_ERROR(options_.group->all_gather(std::as_bytes(std::span<const float>(shards)),
@@ -243,10 +252,7 @@ Result<std::vector<float>> Chain::gather_logits(std::int64_t rows) {
 
 Status Chain::run_rows(std::int64_t first, std::int64_t rows, std::vector<float>& logits,
                        m3::TraceSink* sink) {
-  fill_step(first, rows, sink != nullptr);
-  ML_CUDA(cudaMemcpyAsync(device_pages_, host_pages_.data(), host_pages_.size() * 4,
-                          cudaMemcpyHostToDevice, stream_));
-  ML_CUDA(cudaMemcpyAsync(device_step_, host_step_, sizeof(Step), cudaMemcpyHostToDevice, stream_));
+  ML_RETURN_IF_ERROR(upload_step(first, rows, sink != nullptr));
   if (sink != nullptr) {
     Params p = params();
     divide_memory(kMaxRows, p);
@@ -371,8 +377,6 @@ Status Chain::prepare(cpu::CachePool& cache) {
 Status Chain::run_step(cpu::CachePool& cache, std::vector<float>& logits, m3::TraceSink* sink) {
   try {
     ML_RETURN_IF_ERROR(ensure_bound(cache));
-    host_pages_.assign(
-        static_cast<std::size_t>(kMaxRows) * static_cast<std::size_t>(params().table_stride), 0);
     logits.resize(static_cast<std::size_t>(plan_.logit_rows() * config_.vocab_size));
     for (std::int64_t first = 0; first < plan_.rows(); first += kMaxRows) {
       ML_RETURN_IF_ERROR(

@@ -239,21 +239,27 @@ Status DeviceModel::build(const m3::ModelConfig& config, const m3::ModelWeights&
   ML_RETURN_IF_ERROR(upload_vector(weights.embed.weight, embed_));
   ML_RETURN_IF_ERROR(upload_vector(weights.final_norm, final_norm_));
   ML_ASSIGN_OR_RETURN(lm_head_, upload_matrix({share.width_rows(weights.lm_head)}, kParts));
-  hidden_row_ = lm_head_.row_bytes;
   for (std::size_t i = 0; i < weights.layers.size(); ++i) {
     Layer out;
     out.sparse = config.layers[i].sparse_attention ? 1 : 0;
     out.moe = config.layers[i].moe ? 1 : 0;
     ML_RETURN_IF_ERROR(build_layer(weights.layers[i], share, out));
-    for (const Matrix* m : {&out.qkv, &out.router, &out.gate_up, &out.shared_gate_up}) {
-      hidden_row_ = std::max(hidden_row_, m->row_bytes);
-    }
-    for (const Matrix* m : {&out.o, &out.down, &out.shared_down}) {
-      other_row_ = std::max(other_row_, m->row_bytes);
-    }
     layers_.push_back(out);
   }
+  measure_rows();
   return {};
+}
+
+void DeviceModel::measure_rows() {
+  hidden_row_ = lm_head_.row_bytes;
+  for (const Layer& layer : layers_) {
+    for (const Matrix* m : {&layer.qkv, &layer.router, &layer.gate_up, &layer.shared_gate_up}) {
+      hidden_row_ = std::max(hidden_row_, m->row_bytes);
+    }
+    for (const Matrix* m : {&layer.o, &layer.down, &layer.shared_down}) {
+      other_row_ = std::max(other_row_, m->row_bytes);
+    }
+  }
 }
 
 }  // namespace monolayer::cuda

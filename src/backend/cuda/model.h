@@ -22,6 +22,11 @@ class DeviceModel {
                                                      const m3::ModelWeights& weights,
                                                      const m3::RankShape& rank);
 
+  // The same with random weights made there: E4M3 for attention and dense layers, MXFP4 for
+  // experts.
+  static Result<std::unique_ptr<DeviceModel>> random(const m3::ModelConfig& config,
+                                                     const m3::RankShape& rank, std::uint64_t seed);
+
   const std::vector<Layer>& layers() const { return layers_; }  // without caches
   const Matrix& lm_head() const { return lm_head_; }
   const std::uint16_t* embed() const { return embed_; }
@@ -36,6 +41,10 @@ class DeviceModel {
   struct Share;
   Status build(const m3::ModelConfig& config, const m3::ModelWeights& weights, const Share& share);
   Status build_layer(const m3::LayerWeights& in, const Share& share, Layer& out);
+  struct Random;
+  Status build_random(const m3::ModelConfig& config, Random& random);
+  // The largest staged rows of what is there.
+  void measure_rows();
   Result<void*> upload(const void* data, std::size_t bytes, const char* what);
   template <typename T>
   Status upload_vector(const TensorView& tensor, const T*& out);

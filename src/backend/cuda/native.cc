@@ -37,7 +37,7 @@ Status Chain::open_device() {
   return {};
 }
 
-Status Chain::open(const m3::ModelWeights& weights) {
+Status Chain::open(const MakeRank& make) {
   const int size = group_size();
   const int first = options_.group != nullptr ? options_.group->rank() : 0;
   const auto load = [&]() -> Status {
@@ -48,7 +48,7 @@ Status Chain::open(const m3::ModelWeights& weights) {
     ML_RETURN_IF_ERROR(open_device());
     for (int r = first; r < first + options_.virtual_ranks; ++r) {
       ML_ASSIGN_OR_RETURN(const m3::RankShape shape, m3::rank_shape(config_, r, size));
-      ML_ASSIGN_OR_RETURN(auto rank, Rank::create(config_, weights, shape));
+      ML_ASSIGN_OR_RETURN(auto rank, make(shape));
       ranks_.push_back(std::move(rank));
     }
     return {};
@@ -66,7 +66,9 @@ Status Chain::open(const m3::ModelWeights& weights) {
   }
   ML_RETURN_IF_ERROR(loaded);
   if (size == 1) return {};
-  ML_ASSIGN_OR_RETURN(peers_, Peers::on_one_device(size, hidden));
+  auto peers =
+      random_.stand_in > 1 ? Peers::standing_in(size, hidden) : Peers::on_one_device(size, hidden);
+  ML_ASSIGN_OR_RETURN(peers_, std::move(peers));
   return peers_->set_steps(options_.steps_done);
 }
 
@@ -116,6 +118,7 @@ Status Chain::bind_ranks(const cpu::CachePool& cache) {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = *ranks_[i];
     ML_RETURN_IF_ERROR(rank.bind(cache.options(), pages));
+    if (random_.seed != 0) ML_RETURN_IF_ERROR(rank.fill_caches(random_.seed));
     Params& p = rank.params();
     p.step = device_step_;
     p.pages = device_pages_;
@@ -183,8 +186,11 @@ Result<std::unique_ptr<cpu::Native>> create_native(const m3::ModelConfig& config
                   std::to_string(ranks) + ": 1 to " + std::to_string(kMaxRanks) +
                       ", and 1 in a group of devices");
   try {
-    auto chain = std::make_unique<Chain>(config, options);
-    ML_RETURN_IF_ERROR(chain->open(weights));
+    auto chain = std::make_unique<Chain>(config, options, RandomOptions{.seed = 0});
+    ML_RETURN_IF_ERROR(chain->open([&](const m3::RankShape& shape) {
+      return Rank::create(config, shape,
+                          [&] { return DeviceModel::create(config, weights, shape); });
+    }));
     return std::unique_ptr<cpu::Native>(std::move(chain));
   } catch (const std::bad_alloc&) {
     const Status status(Code::kResourceExhausted, "CUDA chain", "no host memory for it");

@@ -3,16 +3,17 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/cuda/bench_kernels.h"
 #include "core/dtype.h"
 
 namespace monolayer::cuda {
 
-Result<std::unique_ptr<Rank>> Rank::create(const m3::ModelConfig& config,
-                                           const m3::ModelWeights& weights,
-                                           const m3::RankShape& shape) {
+Result<std::unique_ptr<Rank>> Rank::create(
+    const m3::ModelConfig& config, const m3::RankShape& shape,
+    const std::function<Result<std::unique_ptr<DeviceModel>>()>& model) {
   std::unique_ptr<Rank> rank(new Rank(shape));
   rank->config_ = m3::rank_config(config, shape);
-  ML_ASSIGN_OR_RETURN(rank->model_, DeviceModel::create(config, weights, shape));
+  ML_ASSIGN_OR_RETURN(rank->model_, model());
   return rank;
 }
 
@@ -74,15 +75,15 @@ Status Rank::bind(const cpu::CacheOptions& options, std::int64_t pages) {
   const Shape& s = p.shape;
   const auto n = [](std::int64_t v) { return static_cast<std::int32_t>(v); };
   layers_ = model_->layers();
-  const std::int64_t kv_bytes = pages * c.num_kv_heads * kPageTokens * c.head_dim *
-                                static_cast<std::int64_t>(dtype_size(options.kv));
-  const std::int64_t index_bytes =
+  kv_bytes_ = pages * c.num_kv_heads * kPageTokens * c.head_dim *
+              static_cast<std::int64_t>(dtype_size(options.kv));
+  index_bytes_ =
       pages * kPageTokens * c.index_dim * static_cast<std::int64_t>(dtype_size(options.index));
   for (Layer& layer : layers_) {
-    ML_RETURN_IF_ERROR(allocate(layer.k_cache, kv_bytes, "CUDA caches"));
-    ML_RETURN_IF_ERROR(allocate(layer.v_cache, kv_bytes, "CUDA caches"));
+    ML_RETURN_IF_ERROR(allocate(layer.k_cache, kv_bytes_, "CUDA caches"));
+    ML_RETURN_IF_ERROR(allocate(layer.v_cache, kv_bytes_, "CUDA caches"));
     if (layer.sparse != 0)
-      ML_RETURN_IF_ERROR(allocate(layer.index_cache, index_bytes, "CUDA caches"));
+      ML_RETURN_IF_ERROR(allocate(layer.index_cache, index_bytes_, "CUDA caches"));
   }
   Layer* device_layers = nullptr;
   ML_RETURN_IF_ERROR(
@@ -118,6 +119,22 @@ Status Rank::bind(const cpu::CacheOptions& options, std::int64_t pages) {
   ML_RETURN_IF_ERROR(
       allocate(p.carry, (c.hidden_size + 15) / 16 * 16 * rows * 8, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.logits, rows * s.vocab, "CUDA activations"));
+  return {};
+}
+
+Status Rank::fill_caches(std::uint64_t seed) {
+  const auto fill = [&](unsigned char* cache, std::int64_t bytes, bool fp8) -> Status {
+    ML_CUDA(fill_random(cache, static_cast<std::uint64_t>(bytes), fp8 ? Fill::kE4M3 : Fill::kBF16,
+                        seed, nullptr));
+    seed += static_cast<std::uint64_t>(bytes);
+    return {};
+  };
+  for (const Layer& layer : layers_) {
+    ML_RETURN_IF_ERROR(fill(layer.k_cache, kv_bytes_, params_.shape.kv_fp8 != 0));
+    ML_RETURN_IF_ERROR(fill(layer.v_cache, kv_bytes_, params_.shape.kv_fp8 != 0));
+    if (layer.sparse != 0)
+      ML_RETURN_IF_ERROR(fill(layer.index_cache, index_bytes_, params_.shape.index_fp8 != 0));
+  }
   return {};
 }
 

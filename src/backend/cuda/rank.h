@@ -2,6 +2,8 @@
 // its blocks are told.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -17,16 +19,18 @@ namespace monolayer::cuda {
 
 class Rank {
  public:
-  // Uploads to the current device. `config`: the whole model's.
-  static Result<std::unique_ptr<Rank>> create(const m3::ModelConfig& config,
-                                              const m3::ModelWeights& weights,
-                                              const m3::RankShape& shape);
+  // On the current device. `config`: the whole model's.
+  static Result<std::unique_ptr<Rank>> create(
+      const m3::ModelConfig& config, const m3::RankShape& shape,
+      const std::function<Result<std::unique_ptr<DeviceModel>>()>& model);
 
   // Caches and step buffers for a pool of this many pages and these types, `blocks` blocks a
   // launch. Everything of params() but what ranks share: step, pages, barrier, record, mail, test
   // switches.
   Status bind(const cpu::CacheOptions& options, std::int64_t pages);
   void unbind() { buffers_.clear(); }
+  // Benches: random entries everywhere, another in every layer.
+  Status fill_caches(std::uint64_t seed);
 
   const m3::RankShape& shape() const { return shape_; }
   const m3::ModelConfig& config() const { return config_; }  // as this rank sees the model
@@ -46,6 +50,7 @@ class Rank {
   std::unique_ptr<DeviceModel> model_;
   std::vector<DeviceBuffer> buffers_;
   std::vector<Layer> layers_;
+  std::int64_t kv_bytes_ = 0, index_bytes_ = 0;  // of each layer
   Params params_{};
 };
 

@@ -1,0 +1,248 @@
+#include "backend/cuda/bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include <cuda_runtime_api.h>
+
+#include "backend/cpu/cache.h"
+#include "backend/cuda/device_memory.h"
+#include "backend/cuda/random_model.h"
+
+namespace monolayer::cuda {
+namespace {
+
+constexpr std::int64_t kPage = m3::kPageTokens;
+constexpr std::int64_t kReserve = std::int64_t{1} << 30;  // of the device, left alone
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Which path the next whole step takes.
+class Toggle : public cpu::PathPolicy {
+ public:
+  bool fused(const cpu::StepShape& /*shape*/, int /*rank*/) override { return fused_next; }
+  std::string reason(const cpu::StepShape& /*shape*/) const override { return "timed"; }
+  bool fused_next = false;
+};
+
+// Distinct experts of every layer of one step.
+class ExpertCount : public m3::TraceSink {
+ public:
+  explicit ExpertCount(std::int64_t layers) : chosen_(static_cast<std::size_t>(layers)) {}
+  void hidden(std::int64_t, std::int64_t, std::span<const float>) override {}
+  void blocks(std::int64_t, std::int64_t, std::int64_t, std::span<const std::int32_t>,
+              std::span<const float>) override {}
+  void experts(std::int64_t layer, std::int64_t, std::span<const std::int32_t> ids,
+               std::span<const float>) override {
+    chosen_[static_cast<std::size_t>(layer)].insert(ids.begin(), ids.end());
+  }
+  std::int64_t total() const {
+    std::int64_t count = 0;
+    for (const auto& layer : chosen_) count += static_cast<std::int64_t>(layer.size());
+    return count;
+  }
+
+ private:
+  std::vector<std::set<std::int32_t>> chosen_;
+};
+
+// Rows of one token each, with pages of their own in a mixed order.
+struct Batch {
+  std::vector<std::vector<std::int32_t>> tables;
+  std::vector<std::int32_t> tokens;
+  std::vector<cpu::StepSequence> sequences;
+
+  Batch(std::int64_t rows, std::int64_t context) {
+    const std::int64_t pages = (context + kPage - 1) / kPage;
+    const std::int64_t all = rows * pages;
+    const std::int64_t step = all % 37 != 0 ? 37 : 1;  // prime to all of them
+    for (std::int64_t r = 0; r < rows; ++r) {
+      auto& table = tables.emplace_back();
+      for (std::int64_t i = 0; i < pages; ++i)
+        table.push_back(static_cast<std::int32_t>((r * pages + i) * step % all));
+      tokens.push_back(static_cast<std::int32_t>(1000 + 7919 * r));
+    }
+    for (std::size_t r = 0; r < tables.size(); ++r) {
+      sequences.push_back({.tokens = std::span(tokens).subspan(r, 1),
+                           .start = context - 1,
+                           .pages = tables[r],
+                           .logit_rows = 1});
+    }
+  }
+};
+
+class Bench {
+ public:
+  Bench(const BenchOptions& options, const m3::ModelConfig& config)
+      : options_(options), config_(config) {}
+
+  Status open() {
+    NativeOptions native;
+    native.policy = &toggle_;
+    native.deadline_ns = 2'000'000'000;
+    ML_ASSIGN_OR_RETURN(chain_, create_random(config_, {.stand_in = options_.ranks}, native));
+    ML_ASSIGN_OR_RETURN(free_, chain_->free_bytes());
+    return {};
+  }
+  Status setup(BenchSetup& setup) const {
+    cudaDeviceProp properties{};
+    ML_CUDA(cudaGetDeviceProperties(&properties, 0));
+    setup.device = properties.name;
+    setup.weight_bytes = chain_->weight_bytes().all;
+    return {};
+  }
+  bool m3_kernels() const { return chain_->m3_kernels(); }
+
+  // A pool for the largest of `rows` that fits.
+  Status bind(std::int64_t context, const std::vector<std::int64_t>& rows) {
+    const std::int64_t pages = (context + kPage - 1) / kPage;
+    const std::int64_t room = (free_ - kReserve) / (pages * chain_->page_bytes());
+    fitting_ = 0;
+    for (const std::int64_t n : rows) fitting_ = std::max(fitting_, n <= room ? n : 0);
+    if (fitting_ == 0) return {};
+    ML_ASSIGN_OR_RETURN(auto pool, cpu::CachePool::reserve(config_, m3_caches(), fitting_ * pages));
+    pool.swap(pool_);  // the old one stays until the chain is bound to the new one
+    return chain_->prepare(*pool_);
+  }
+
+  Result<BenchResult> time(std::int64_t rows, std::int64_t context) {
+    BenchResult result;
+    result.context = context;
+    result.rows = rows;
+    result.layers = options_.whole_step ? config_.num_layers : options_.sparse_layers;
+    if (rows > fitting_) {
+      result.skipped = "caches need " +
+                       std::to_string((context + kPage - 1) / kPage * rows * chain_->page_bytes()) +
+                       " bytes beside the weights, " + std::to_string(free_ - kReserve) +
+                       " are free";
+      return result;
+    }
+    const Batch batch(rows, context);
+    ML_RETURN_IF_ERROR(count_bytes(batch, result));
+    ML_RETURN_IF_ERROR(time_device(batch, result));
+    if (options_.whole_step) ML_RETURN_IF_ERROR(time_host(batch, result));
+    return result;
+  }
+
+ private:
+  std::vector<bool> paths() const {
+    if (options_.path == "native") return {false};
+    if (options_.path == "mono") return {true};
+    return {false, true};
+  }
+
+  Status count_bytes(const Batch& batch, BenchResult& result) {
+    ExpertCount count(config_.num_layers);
+    std::vector<float> logits;
+    toggle_.fused_next = false;
+    ML_RETURN_IF_ERROR(chain_->step(batch.sequences, *pool_, logits, &count));
+    const BenchChain::Bytes weights = chain_->weight_bytes();
+    const std::int64_t rows = result.rows, context = result.context;
+    const std::int64_t kv_heads = std::max<std::int64_t>(1, config_.num_kv_heads / options_.ranks);
+    const std::int64_t kv = 2 * kv_heads * config_.head_dim;  // of a token, E4M3
+    const std::int64_t attended = std::min(context, config_.topk_blocks * config_.block_size);
+    const std::int64_t scored = context > attended ? context * config_.index_dim : 0;
+    const std::int64_t sparse = options_.sparse_layers;
+    result.experts = static_cast<double>(count.total()) / static_cast<double>(sparse);
+    result.bytes = sparse * (weights.sparse_layer + rows * (attended * kv + scored)) +
+                   count.total() * weights.expert;
+    if (options_.whole_step)
+      result.bytes +=
+          weights.head + options_.dense_layers * (weights.dense_layer + rows * context * kv);
+    return {};
+  }
+
+  Status time_device(const Batch& batch, BenchResult& result) {
+    using Part = BenchChain::Part;
+    const Part part = options_.whole_step ? Part::kStep : Part::kLayers;
+    ML_RETURN_IF_ERROR(chain_->load(batch.sequences, *pool_));
+    std::vector<double> seconds[2], streams;
+    std::uint64_t first = 0;
+    for (std::int64_t i = -1; i < options_.repeats; ++i) {  // the first pair warms up
+      for (const bool fused : paths()) {
+        ML_ASSIGN_OR_RETURN(const double taken, chain_->time(part, fused));
+        ML_ASSIGN_OR_RETURN(const std::uint64_t digest, chain_->digest());
+        if (first == 0) first = digest;
+        result.same_bits = result.same_bits && digest == first;
+        if (i >= 0) seconds[fused ? 1 : 0].push_back(taken);
+      }
+      ML_ASSIGN_OR_RETURN(const double rate, chain_->stream());
+      streams.push_back(rate);
+    }
+    result.stream_bytes_per_second = median(streams);
+    const auto put = [&](const std::vector<double>& of, double& middle, double& best) {
+      if (of.empty()) return;
+      middle = median(of);
+      best = *std::min_element(of.begin(), of.end());
+    };
+    put(seconds[0], result.native_seconds, result.native_best);
+    put(seconds[1], result.mono_seconds, result.mono_best);
+    return {};
+  }
+
+  Status time_host(const Batch& batch, BenchResult& result) {
+    using Clock = std::chrono::steady_clock;
+    std::vector<double> seconds[2];
+    std::vector<float> logits;
+    for (std::int64_t i = -1; i < std::min<std::int64_t>(options_.repeats, 9); ++i) {
+      for (const bool fused : paths()) {
+        toggle_.fused_next = fused;
+        const auto begin = Clock::now();
+        ML_RETURN_IF_ERROR(chain_->step(batch.sequences, *pool_, logits, nullptr));
+        const std::chrono::duration<double> taken = Clock::now() - begin;
+        if (i >= 0) seconds[fused ? 1 : 0].push_back(taken.count());
+      }
+    }
+    if (!seconds[0].empty()) result.native_wall_seconds = median(seconds[0]);
+    if (!seconds[1].empty()) result.mono_wall_seconds = median(seconds[1]);
+    return {};
+  }
+
+  const BenchOptions& options_;
+  const m3::ModelConfig& config_;
+  Toggle toggle_;
+  std::unique_ptr<cpu::CachePool> pool_;
+  std::unique_ptr<BenchChain> chain_;
+  std::int64_t free_ = 0, fitting_ = 0;
+};
+
+}  // namespace
+
+Status run_bench(const BenchOptions& options,
+                 const std::function<void(const BenchSetup&)>& on_setup,
+                 const std::function<void(const BenchResult&)>& on_result) {
+  const m3::ModelConfig config = m3_config(options.dense_layers, options.sparse_layers);
+  for (const std::int64_t n : options.rows) {
+    if (n < 1 || n > 16)
+      return {Code::kUnsupported, "--rows",
+              std::to_string(n) + ", a timed step on cuda has 1 to 16"};
+  }
+  for (const std::int64_t n : options.contexts) {
+    if (n < 1 || n > config.max_positions)
+      return {Code::kUnsupported, "--contexts",
+              std::to_string(n) + ", the model takes 1 to " + std::to_string(config.max_positions)};
+  }
+  Bench bench(options, config);
+  ML_RETURN_IF_ERROR(bench.open());
+  BenchSetup setup;
+  ML_RETURN_IF_ERROR(bench.setup(setup));
+  bool told = false;
+  for (const std::int64_t context : options.contexts) {
+    ML_RETURN_IF_ERROR(bench.bind(context, options.rows));
+    for (const std::int64_t rows : options.rows) {
+      ML_ASSIGN_OR_RETURN(const BenchResult result, bench.time(rows, context));
+      setup.m3_kernels = bench.m3_kernels();
+      if (!std::exchange(told, true)) on_setup(setup);
+      on_result(result);
+    }
+  }
+  return {};
+}
+
+}  // namespace monolayer::cuda

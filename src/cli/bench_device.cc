@@ -1,0 +1,93 @@
+#include "cli/bench_device.h"
+
+#include <cstdio>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+namespace monolayer::cli {
+namespace {
+
+nlohmann::json to_json(const cuda::BenchResult& r) {
+  nlohmann::json json = {{"context", r.context}, {"rows", r.rows}, {"layers", r.layers}};
+  if (!r.skipped.empty()) {
+    json["skipped"] = r.skipped;
+    return json;
+  }
+  const auto path = [&](double seconds, double best, double wall) {
+    nlohmann::json p = {{"us", seconds * 1e6},
+                        {"us_a_layer", seconds * 1e6 / static_cast<double>(r.layers)},
+                        {"best_us", best * 1e6},
+                        {"gb_s", r.rate(seconds) / 1e9},
+                        {"share_of_stream", r.rate(seconds) / r.stream_bytes_per_second}};
+    if (wall > 0) p["host_us"] = wall * 1e6;
+    return p;
+  };
+  json.update({{"experts_a_layer", r.experts},
+               {"bytes", r.bytes},
+               {"stream_gb_s", r.stream_bytes_per_second / 1e9},
+               {"same_bits", r.same_bits}});
+  if (r.native_seconds > 0)
+    json["native"] = path(r.native_seconds, r.native_best, r.native_wall_seconds);
+  if (r.mono_seconds > 0) json["mono"] = path(r.mono_seconds, r.mono_best, r.mono_wall_seconds);
+  if (r.native_seconds > 0 && r.mono_seconds > 0)
+    json["native_over_mono"] = r.native_seconds / r.mono_seconds;
+  return json;
+}
+
+void print(const cuda::BenchResult& r, bool whole_step) {
+  std::printf("%9lld %5lld ", static_cast<long long>(r.context), static_cast<long long>(r.rows));
+  if (!r.skipped.empty()) {
+    std::printf("not timed: %s\n", r.skipped.c_str());
+    return;
+  }
+  const double layers = whole_step ? 1 : static_cast<double>(r.layers);
+  const auto path = [&](double seconds) {
+    std::printf("%10.1f %6.0f %6.1f ", seconds * 1e6 / layers, r.rate(seconds) / 1e9,
+                100 * r.rate(seconds) / r.stream_bytes_per_second);
+  };
+  std::printf("%8.2f %9.1f ", r.experts, static_cast<double>(r.bytes) / layers / 1e6);
+  path(r.native_seconds);
+  path(r.mono_seconds);
+  std::printf("%6.2f %6.0f %s\n", r.native_seconds / r.mono_seconds,
+              r.stream_bytes_per_second / 1e9, r.same_bits ? "yes" : "NO");
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+Status run_device_bench(const cuda::BenchOptions& options, bool json) {
+  nlohmann::json report = {{"backend", "cuda"},
+                           {"what", options.whole_step ? "step" : "layer"},
+                           {"rank_of", options.ranks},
+                           {"dense_layers", options.dense_layers},
+                           {"sparse_layers", options.sparse_layers},
+                           {"repeats", options.repeats},
+                           {"results", nlohmann::json::array()}};
+  const auto on_setup = [&](const cuda::BenchSetup& setup) {
+    report["device"] = setup.device;
+    report["weight_bytes"] = setup.weight_bytes;
+    report["m3_kernels"] = setup.m3_kernels;
+    if (json) return;
+    std::printf("%s, %.1f GB of random weights, rank 0 of %d standing in for all, %s\n",
+                setup.device.c_str(), static_cast<double>(setup.weight_bytes) / 1e9, options.ranks,
+                setup.m3_kernels ? "kernels for M3" : "kernels for any shape");
+    std::printf("%9s %5s %8s %9s %10s %6s %6s %10s %6s %6s %6s %6s %s\n", "context", "rows",
+                "experts", "MB", "native us", "GB/s", "%", "mono us", "GB/s", "%", "ratio",
+                "stream", "same bits");
+  };
+  bool same = true;
+  ML_RETURN_IF_ERROR(engine::bench_device(options, on_setup, [&](const cuda::BenchResult& result) {
+    same = same && result.same_bits;
+    if (json) {
+      report["results"].push_back(to_json(result));
+    } else {
+      print(result, options.whole_step);
+    }
+  }));
+  if (json) std::printf("%s\n", report.dump(2).c_str());
+  if (same) return ok_status();
+  return {Code::kInternal, "bench", "native and fused gave different bits"};
+}
+
+}  // namespace monolayer::cli
