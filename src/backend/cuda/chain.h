@@ -82,6 +82,9 @@ class Chain : public BenchChain {
   }
   const Params& params() const { return ranks_.front()->params(); }
   const std::vector<Layer>& layers() const { return ranks_.front()->layers(); }
+  bool takes_m3(const Layer& layer) const {
+    return !options_.any_kernels && m3_layer(params().shape, layer);
+  }
   Status plan_step(std::span<const cpu::StepSequence> sequences, const cpu::CachePool& cache);
   cpu::StepShape step_shape(const cpu::CachePool& cache) const;
   void choose_path(const cpu::CachePool& cache);

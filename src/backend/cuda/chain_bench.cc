@@ -170,7 +170,7 @@ std::int64_t Chain::page_bytes() const {
 
 bool Chain::m3_kernels() const {
   for (const Layer& l : layers()) {
-    if (l.moe != 0 && !m3_layer(params().shape, l)) return false;
+    if (l.moe != 0 && !takes_m3(l)) return false;
   }
   return true;
 }

@@ -73,7 +73,7 @@ Status Chain::launch_layer(Params p, int layer) {
   const Layer& l = layers()[static_cast<std::size_t>(layer)];
   for (int stage = kQkv; stage <= kDown; ++stage) {
     if (stage == kShared || (stage == kRouter && l.moe == 0)) continue;
-    ML_CUDA(launch_stage(static_cast<Stage>(stage), p, m3_layer(p.shape, l), blocks_, stream_));
+    ML_CUDA(launch_stage(static_cast<Stage>(stage), p, takes_m3(l), blocks_, stream_));
   }
   return {};
 }
@@ -84,7 +84,7 @@ Status Chain::launch_fused_run(Params p, int first, int last) {
   ML_CUDA(cudaMemsetAsync(barriers_, 0, ranks_.size() * kBarrierWords * sizeof(std::uint32_t),
                           stream_));
   const bool m3 = std::all_of(layers().begin() + first, layers().begin() + last,
-                              [&](const Layer& l) { return m3_layer(p.shape, l); });
+                              [&](const Layer& l) { return takes_m3(l); });
   ML_CUDA(launch_fused(p, m3, blocks_, stream_));
   return {};
 }

@@ -1,0 +1,303 @@
+// The kernels for MiniMax-M3 at the full size of its layers, whole and as one rank of four with all
+// exchanges, over random weights and caches: the same bits alone and beside other rows, token by
+// token and several at once, native and fused, and as the kernels for any shape compute them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/params.h"
+#include "backend/cuda/random_model.h"
+#include "backend_cuda/device_harness.h"
+
+namespace monolayer::test {
+namespace {
+
+constexpr std::int64_t kPage = m3::kPageTokens;
+constexpr std::int64_t kVocab = 4096;
+
+class Toggle : public cpu::PathPolicy {
+ public:
+  bool fused(const cpu::StepShape& /*shape*/, int /*rank*/) override { return mono; }
+  std::string reason(const cpu::StepShape& /*shape*/) const override { return "as the test says"; }
+  bool mono = false;
+};
+
+// Sequences with pages of their own, all over the pool.
+class M3Chain {
+ public:
+  // `most`: sequences of `context` tokens that the pool holds.
+  M3Chain(int stand_in, std::int64_t layers, std::int64_t most, std::int64_t context,
+          cuda::NativeOptions options = {})
+      : config_(cuda::m3_config(0, layers)), most_(most) {
+    config_.vocab_size = kVocab;
+    options.policy = &toggle_;
+    auto chain = cuda::create_random(config_, {.seed = 7, .stand_in = stand_in}, options);
+    EXPECT_TRUE(chain.ok()) << chain.status().to_string();
+    if (!chain.ok()) return;
+    chain_ = std::move(chain).value();
+    pages_ = (context + kPage - 1) / kPage;
+    auto pool = cpu::CachePool::reserve(config_, cuda::m3_caches(), most * pages_);
+    EXPECT_TRUE(pool.ok()) << pool.status().to_string();
+    pool_ = std::move(pool).value();
+    const Status ready = chain_->prepare(*pool_);
+    EXPECT_TRUE(ready.ok()) << ready.to_string();
+    ok_ = ready.ok();
+  }
+  bool ok() const { return ok_; }
+  bool m3_kernels() const { return chain_->m3_kernels(); }
+
+  // Logits of the last `query` tokens of these sequences, `context` tokens long.
+  Status step(const std::vector<std::int64_t>& which, std::int64_t context, std::int64_t query,
+              bool mono, std::vector<float>& logits, std::int32_t other = 0) {
+    std::vector<std::vector<std::int32_t>> tables, tokens;
+    for (const std::int64_t s : which) {
+      tables.push_back(table(s, context));
+      auto& own = tokens.emplace_back();
+      for (std::int64_t p = context - query; p < context; ++p)
+        own.push_back(static_cast<std::int32_t>((1 + s * 131 + p * 17 + other) % kVocab));
+    }
+    std::vector<cpu::StepSequence> sequences;
+    for (std::size_t i = 0; i < which.size(); ++i) {
+      sequences.push_back(
+          {.tokens = tokens[i], .start = context - query, .pages = tables[i], .logit_rows = query});
+    }
+    toggle_.mono = mono;
+    return chain_->step(sequences, *pool_, logits, nullptr);
+  }
+  std::vector<float> logits(const std::vector<std::int64_t>& which, std::int64_t context,
+                            std::int64_t query, bool mono) {
+    std::vector<float> out;
+    const Status status = step(which, context, query, mono, out);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    return out;
+  }
+
+ private:
+  std::vector<std::int32_t> table(std::int64_t sequence, std::int64_t context) const {
+    const std::int64_t all = most_ * pages_;
+    const std::int64_t step = std::gcd<std::int64_t>(all, 37) == 1 ? 37 : 1;
+    std::vector<std::int32_t> out;
+    for (std::int64_t i = 0; i * kPage < context; ++i)
+      out.push_back(static_cast<std::int32_t>((i * most_ + sequence) * step % all));
+    return out;
+  }
+
+  m3::ModelConfig config_;
+  Toggle toggle_;
+  std::int64_t most_, pages_ = 0;
+  std::unique_ptr<cpu::CachePool> pool_;
+  std::unique_ptr<cuda::BenchChain> chain_;
+  bool ok_ = false;
+};
+
+std::vector<std::int64_t> first(std::int64_t n) {
+  std::vector<std::int64_t> out(static_cast<std::size_t>(n));
+  std::iota(out.begin(), out.end(), 0);
+  return out;
+}
+// Row i of a.
+std::vector<float> row(const std::vector<float>& a, std::int64_t i) {
+  const auto at = a.begin() + i * kVocab;
+  return {at, at + kVocab};
+}
+
+// Counts comparisons, so that a run says how much was compared.
+struct Tally {
+  std::int64_t compared = 0, differ = 0;
+  void same(const std::vector<float>& want, const std::vector<float>& got,
+            const std::string& what) {
+    ++compared;
+    if (want == got) return;
+    if (++differ <= 10) ADD_FAILURE() << what << ": other bits";
+  }
+};
+
+constexpr std::int64_t kContexts[] = {1, 127, 128, 129, 2047, 2048, 2049, 8192, 131072};
+
+class M3Device : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    if (no_device()) GTEST_SKIP() << "no CUDA device";
+  }
+  int stand_in() const { return GetParam(); }
+  std::string where(std::int64_t context, std::int64_t n, bool mono) const {
+    return "context " + std::to_string(context) + ", " + std::to_string(n) + " sequences, " +
+           (mono ? "fused" : "native");
+  }
+};
+
+TEST_P(M3Device, RowsAloneAndTogetherNativeAndFused) {
+  M3Chain chain(stand_in(), 2, 16, 131072);
+  ASSERT_TRUE(chain.ok());
+  ASSERT_TRUE(chain.m3_kernels());
+  Tally tally;
+  for (const std::int64_t context : kContexts) {
+    const std::vector<float> want = chain.logits(first(16), context, 1, false);
+    ASSERT_EQ(want.size(), 16U * kVocab);
+    EXPECT_NE(row(want, 0), row(want, 1));  // or nothing is compared
+    for (const bool mono : {false, true}) {
+      for (std::int64_t n = 1; n <= 16; ++n) {
+        const std::vector<float> got = chain.logits(first(n), context, 1, mono);
+        ASSERT_EQ(got.size(), static_cast<std::size_t>(n * kVocab));
+        tally.same({want.begin(), want.begin() + n * kVocab}, got, where(context, n, mono));
+        tally.same(row(want, n - 1), chain.logits({n - 1}, context, 1, mono),
+                   where(context, 1, mono) + ", row " + std::to_string(n - 1) + " alone");
+      }
+      const std::vector<float> turned = chain.logits({9, 3, 15, 0, 6}, context, 1, mono);
+      tally.same(row(want, 15), row(turned, 2), where(context, 5, mono) + ", another place");
+    }
+  }
+  std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
+              static_cast<long long>(tally.differ));
+  EXPECT_EQ(0, tally.differ);
+}
+
+TEST_P(M3Device, QueriesOfSeveralTokens) {
+  M3Chain chain(stand_in(), 2, 8, 131072);
+  ASSERT_TRUE(chain.ok());
+  Tally tally;
+  for (const std::int64_t context : kContexts) {
+    for (std::int64_t query = 2; query <= 4 && query <= context; ++query) {
+      const std::int64_t most = std::min<std::int64_t>(8, 16 / query);
+      // Token by token, native.
+      std::vector<std::vector<float>> want(static_cast<std::size_t>(most));
+      for (std::int64_t at = context - query + 1; at <= context; ++at) {
+        const std::vector<float> step = chain.logits(first(most), at, 1, false);
+        for (std::int64_t s = 0; s < most; ++s) {
+          const auto own = row(step, s);
+          auto& all = want[static_cast<std::size_t>(s)];
+          all.insert(all.end(), own.begin(), own.end());
+        }
+      }
+      for (const bool mono : {false, true}) {
+        for (std::int64_t n = 1; n <= most; ++n) {
+          const std::vector<float> got = chain.logits(first(n), context, query, mono);
+          for (std::int64_t s = 0; s < n; ++s) {
+            const auto at = got.begin() + s * query * kVocab;
+            tally.same(want[static_cast<std::size_t>(s)], {at, at + query * kVocab},
+                       where(context, n, mono) + " of " + std::to_string(query) + " tokens");
+          }
+        }
+      }
+    }
+  }
+  std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
+              static_cast<long long>(tally.differ));
+  EXPECT_EQ(0, tally.differ);
+}
+
+TEST_P(M3Device, AMillionTokens) {
+  constexpr std::int64_t kMillion = 1 << 20;
+  M3Chain chain(stand_in(), 2, 2, kMillion);
+  ASSERT_TRUE(chain.ok());
+  Tally tally;
+  const std::vector<float> want = chain.logits(first(2), kMillion, 1, false);
+  for (const bool mono : {false, true}) {
+    for (const std::int64_t s : {0, 1})
+      tally.same(row(want, s), chain.logits({s}, kMillion, 1, mono), where(kMillion, 1, mono));
+    const std::vector<float> four = chain.logits(first(2), kMillion, 4, mono);
+    tally.same(row(want, 0), row(four, 3), where(kMillion, 2, mono) + " of 4 tokens");
+    tally.same(row(want, 1), row(four, 7), where(kMillion, 2, mono) + " of 4 tokens");
+  }
+  std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
+              static_cast<long long>(tally.differ));
+}
+
+// Those are checked against the reference; so these are.
+TEST_P(M3Device, TheKernelsForAnyShapeGiveTheSame) {
+  Tally tally;
+  std::vector<std::vector<float>> want;
+  {
+    M3Chain chain(stand_in(), 2, 16, 8192, {.any_kernels = true});
+    ASSERT_TRUE(chain.ok());
+    ASSERT_FALSE(chain.m3_kernels());
+    for (const std::int64_t context : {1, 129, 2049, 8192})
+      for (const std::int64_t n : {1, 3, 7, 16})
+        want.push_back(chain.logits(first(n), context, 1, false));
+  }
+  M3Chain chain(stand_in(), 2, 16, 8192);
+  ASSERT_TRUE(chain.ok());
+  std::size_t at = 0;
+  for (const std::int64_t context : {1, 129, 2049, 8192}) {
+    for (const std::int64_t n : {1, 3, 7, 16}) {
+      for (const bool mono : {false, true})
+        tally.same(want[at], chain.logits(first(n), context, 1, mono), where(context, n, mono));
+      ++at;
+    }
+  }
+  EXPECT_EQ(0, tally.differ);
+}
+
+// Other tokens at the same positions leave other keys, values and index keys where the next step
+// writes its own: whoever reads before they are written computes something else.
+TEST_P(M3Device, T_P2_EntriesAreReadAfterTheyAreWritten) {
+  M3Chain chain(stand_in(), 2, 16, 4096);
+  ASSERT_TRUE(chain.ok());
+  int differ = 0, rounds = 0;
+  for (const std::int64_t n : {1, 4, 16}) {
+    for (const std::int64_t query : {1, 4}) {
+      if (n * query > 16) continue;
+      for (const bool mono : {false, true}) {
+        const std::vector<float> want = chain.logits(first(n), 4096, query, false);
+        std::vector<float> got;
+        for (std::int32_t i = 0; i < 40; ++i, ++rounds) {
+          ASSERT_TRUE(chain.step(first(n), 4096, query, mono, got, 100 + i).ok());
+          EXPECT_NE(want, got) << "other tokens gave the same logits";
+          ASSERT_TRUE(chain.step(first(n), 4096, query, mono, got).ok());
+          differ += got != want ? 1 : 0;
+        }
+      }
+    }
+  }
+  std::printf("%d rounds of other entries, %d differ\n", rounds, differ);
+  EXPECT_EQ(0, differ);
+}
+
+// A block that never arrives ends the step with a record that names the stage, whatever it is and
+// at every number of rows that has kernels of its own. Not every block has work in every stage, and
+// nobody waits for one that has none.
+TEST_P(M3Device, StalledBlockIsReported) {
+  for (int stage = cuda::kQkv; stage <= cuda::kDown; ++stage) {
+    if (stage == cuda::kShared) continue;
+    std::map<std::int64_t, int> reported;
+    for (const int block : {3, 40, 131}) {
+      cuda::NativeOptions options;
+      options.deadline_ns = 50'000'000;
+      options.stall_block = block;
+      options.stall_stage = stage;
+      M3Chain chain(stand_in(), 2, 16, 4096, options);
+      ASSERT_TRUE(chain.ok());
+      for (const std::int64_t n : {1, 4, 8, 16}) {
+        std::vector<float> logits;
+        const auto begin = std::chrono::steady_clock::now();
+        const Status status = chain.step(first(n), 4096, 1, true, logits);
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+        EXPECT_LT(took.count(), 2.0);
+        if (status.ok()) continue;
+        if (reported[n]++ == 0 && n == 1)
+          std::printf("stage %d: %s\n", stage, status.to_string().c_str());
+        EXPECT_NE(std::string::npos, status.to_string().find("gave up waiting"))
+            << status.to_string();
+      }
+    }
+    for (const std::int64_t n : {1, 4, 8, 16})
+      EXPECT_GT(reported[n], 0) << "stage " << stage << ", " << n << " rows";
+  }
+  M3Chain chain(stand_in(), 1, 16, 4096);
+  ASSERT_TRUE(chain.ok());
+  EXPECT_FALSE(chain.logits(first(4), 4096, 1, true).empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, M3Device, testing::Values(1, 4), [](const auto& test) {
+  return test.param == 1 ? std::string("Whole") : "RankOf" + std::to_string(test.param);
+});
+
+}  // namespace
+}  // namespace monolayer::test
