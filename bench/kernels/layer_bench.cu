@@ -5,128 +5,35 @@
 // part of it.
 //
 //   bench_cuda_layer [layers=57] [context=8192] [rows=1,4,16] [runs=15] [json=FILE]
-#include <cuda_runtime.h>
-
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "backend/cuda/device/ptx.cuh"
-#include "backend/cuda/kernels.h"
-#include "backend/cuda/pack.h"
-
-namespace cuda = monolayer::cuda;
-using cuda::Format;
-using cuda::Layer;
-using cuda::Matrix;
-using cuda::Params;
-using cuda::Step;
-
-#define CHECK(call)                                                      \
-  do {                                                                   \
-    const cudaError_t check_error = (call);                              \
-    if (check_error != cudaSuccess) {                                    \
-      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, \
-                   cudaGetErrorString(check_error));                     \
-      std::exit(1);                                                      \
-    }                                                                    \
-  } while (false)
+#include "backend/cuda/bench_kernels.h"
+#include "peer_ranks.cuh"
 
 namespace {
 
-__device__ std::uint32_t hash(std::uint64_t x) {
-  x ^= x >> 31;
-  x *= 0x7fb5d329728ea185ULL;
-  x ^= x >> 27;
-  x *= 0x81dadef4bc2dd44dULL;
-  return static_cast<std::uint32_t>(x >> 32);
-}
-
-// kind 0: E4M3 codes without NaN; 1: MXFP4 tiles with scales about 2^-9; 2: BF16 of about 2^-6.
-__global__ void fill(std::uint32_t* out, std::uint64_t words, int kind, std::uint64_t seed) {
-  for (std::uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < words;
-       i += std::uint64_t{gridDim.x} * blockDim.x) {
-    std::uint32_t w = hash(seed + i);
-    if (kind == 0) {
-      w &= 0xF7F7F7F7U;
-    } else if (kind == 1) {
-      if (i % 136 >= 128) w = (w & 0x01010101U) + 0x75757575U;
-    } else {
-      w = (w & 0x807F807FU) | 0x3C803C80U;
-    }
-    out[i] = w;
-  }
-}
-
-__global__ void stream(const uint4* from, std::uint64_t vectors, std::uint32_t* sink) {
-  std::uint32_t sum = 0;
-  const std::uint64_t step = std::uint64_t{gridDim.x} * blockDim.x;
-  std::uint64_t i = blockIdx.x * std::uint64_t{blockDim.x} + threadIdx.x;
-  for (; i + 7 * step < vectors; i += 8 * step) {
-    uint4 v[8];
-#pragma unroll
-    for (int k = 0; k < 8; ++k) v[k] = __ldcs(from + i + k * step);
-#pragma unroll
-    for (int k = 0; k < 8; ++k) sum += v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
-  }
-  sink[blockIdx.x * blockDim.x + threadIdx.x] = sum;
-}
-
+// One rank of four without its peers.
 struct Bench {
   bool m3 = true;
   int round = 0, flight = 0;  // not 0: instead of what the plan says
   int shared_cap = 0;  // bytes a block may take of shared memory, if fewer than the device has
-  int layers = 57, context = 8192, runs = 15, blocks = 0, shared_limit = 0;
+  int layers = 57, context = 8192, runs = 15, blocks = 0;
   std::vector<int> rows{1, 2, 4, 8, 16};
   cudaStream_t stream_ = nullptr;
-  Params p{};
-  std::vector<Layer> host_layers;
-  std::uint64_t seed = 1;
-  std::uint64_t weight_bytes = 0;
+  bench::Rank rank;
+  bench::Group group;
+  Params p{};  // of the step at hand
 
-  template <typename T>
-  T* allocate(std::uint64_t count) {
-    void* data = nullptr;
-    CHECK(cudaMalloc(&data, count * sizeof(T)));
-    return static_cast<T*>(data);
-  }
-  unsigned char* random(std::uint64_t bytes, int kind) {
-    auto* data = allocate<unsigned char>(bytes);
-    fill<<<2048, 256>>>(reinterpret_cast<std::uint32_t*>(data), bytes / 4, kind, seed);
-    CHECK(cudaGetLastError());
-    seed += bytes;
-    return data;
-  }
-  Matrix matrix(Format format, int out, int cols, int parts, int copies, std::int64_t* stride) {
-    Matrix m = cuda::describe(format, out, cols, parts);
-    const auto bytes = static_cast<std::uint64_t>(cuda::packed_bytes(m));
-    m.data = random(bytes * copies, format == Format::kE4M3 ? 0 : 1);
-    weight_bytes += bytes * copies;
-    if (stride != nullptr) *stride = static_cast<std::int64_t>(bytes);
-    if (format == Format::kE4M3) {
-      std::vector<float> scales(static_cast<std::size_t>(out), 1e-4F);
-      auto* at = allocate<float>(scales.size());
-      CHECK(cudaMemcpy(at, scales.data(), scales.size() * 4, cudaMemcpyHostToDevice));
-      m.row_scale = at;
-    }
-    return m;
-  }
-  std::uint16_t* zeros(int n) {
-    auto* data = allocate<std::uint16_t>(static_cast<std::uint64_t>(n));
-    CHECK(cudaMemset(data, 0, static_cast<std::size_t>(n) * 2));
-    return data;
-  }
   void build();
   void set_step(int n);
-  void divide(int n);
-  void reset(int n);
+  void reset(int n) { group.reset(n); }
   void native(Params q, int stage_only = -1);
   void fused(Params q) {
     CHECK(cudaMemsetAsync(q.barrier, 0, cuda::kBarrierWords * 4, stream_));
@@ -157,11 +64,7 @@ struct Bench {
     CHECK(cudaEventElapsedTime(&ms, begin, end));
     return ms;
   }
-  std::vector<std::uint16_t> hidden(int n) {
-    std::vector<std::uint16_t> values(static_cast<std::size_t>(n) * 6144);
-    CHECK(cudaMemcpy(values.data(), p.hidden, values.size() * 2, cudaMemcpyDeviceToHost));
-    return values;
-  }
+  std::vector<std::uint16_t> hidden(int n) const { return group.hidden(rank, n); }
   void check_record() {
     cuda::Record r;
     CHECK(cudaMemcpy(&r, p.record, sizeof r, cudaMemcpyDeviceToHost));
@@ -174,138 +77,22 @@ struct Bench {
 };
 
 void Bench::build() {
-  CHECK(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0));
-  CHECK(cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-  CHECK(cuda::prepare_kernels(shared_limit));
-  if (shared_cap > 0) shared_limit = std::min(shared_limit, shared_cap);
-  CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  auto& s = p.shape;
-  s.hidden = 6144;
-  s.heads = s.group = 16;
-  s.kv_heads = s.index_heads = 1;
-  s.head_dim = s.index_dim = 128;
-  s.rotary = 64;
-  s.block_size = 128;
-  s.topk = 16;
-  s.init_blocks = 0;
-  s.local_blocks = 1;
-  s.experts = 128;
-  s.chosen = 4;
-  s.expert_width = s.mid_width = 768;
-  s.vocab = 0;
-  s.q_at = 0;
-  s.k_at = 2048;
-  s.v_at = 2176;
-  s.index_q_at = 2304;
-  s.index_k_at = 2432;
-  s.projected = 2560;
-  s.kv_fp8 = s.index_fp8 = 1;
-  s.eps = 1e-6F;
-  s.routed_scale = 2.0F;
-  s.alpha = 1.702F;
-  s.limit = 7.0F;
-  s.beta = 1.0F;
-  s.k_scale = s.v_scale = s.index_scale = 0.02F;
-  s.score_scale = 0.02F / std::sqrt(128.0F);
-
-  const int pages = context / 128 + 1;
-  const std::uint64_t page_bytes = std::uint64_t{16} * pages * 128 * 128;
-  std::uint16_t* norm = zeros(6144);
-  std::uint16_t* head_norm = zeros(128);
-  auto* bias = reinterpret_cast<float*>(zeros(256));
-  for (int l = 0; l < layers; ++l) {
-    Layer layer;
-    layer.sparse = layer.moe = layer.shared = 1;
-    layer.qkv = matrix(Format::kE4M3, 2560, 6144, 8, 1, nullptr);
-    layer.o = matrix(Format::kE4M3, 6144, 2048, 2, 1, nullptr);
-    layer.router = cuda::describe(Format::kBF16, 128, 6144, cuda::kRouterParts);
-    layer.router.data = random(static_cast<std::uint64_t>(cuda::packed_bytes(layer.router)), 2);
-    weight_bytes += static_cast<std::uint64_t>(cuda::packed_bytes(layer.router));
-    layer.gate_up = matrix(Format::kMXFP4, 1536, 6144, 8, 128, &layer.gate_up_stride);
-    layer.down = matrix(Format::kMXFP4, 6144, 768, 2, 128, &layer.down_stride);
-    layer.shared_gate_up = matrix(Format::kMXFP4, 1536, 6144, 8, 1, nullptr);
-    layer.shared_down = matrix(Format::kMXFP4, 6144, 768, 2, 1, nullptr);
-    layer.input_norm = layer.post_norm = norm;
-    layer.q_norm = layer.k_norm = layer.index_q_norm = layer.index_k_norm = head_norm;
-    layer.router_bias = bias;
-    layer.k_cache = random(page_bytes, 0);
-    layer.v_cache = random(page_bytes, 0);
-    layer.index_cache = random(page_bytes, 0);
-    host_layers.push_back(layer);
-  }
-  auto* device_layers = allocate<Layer>(host_layers.size());
-  CHECK(cudaMemcpy(device_layers, host_layers.data(), host_layers.size() * sizeof(Layer),
-                   cudaMemcpyHostToDevice));
-  p.layers = device_layers;
-  p.step = allocate<Step>(1);
-  std::vector<std::int32_t> tables(static_cast<std::size_t>(16 * pages));
-  for (std::size_t i = 0; i < tables.size(); ++i) {
-    tables[i] = static_cast<std::int32_t>(i * 37 % tables.size());
-  }
-  while (std::set<std::int32_t>(tables.begin(), tables.end()).size() != tables.size()) {
-    for (std::size_t i = 0; i < tables.size(); ++i) tables[i] = static_cast<std::int32_t>(i);
-  }
-  auto* device_tables = allocate<std::int32_t>(tables.size());
-  CHECK(cudaMemcpy(device_tables, tables.data(), tables.size() * 4, cudaMemcpyHostToDevice));
-  p.pages = device_tables;
-  p.table_stride = pages;
-  p.hidden = allocate<std::uint16_t>(16 * 6144);
-  p.middle = allocate<std::uint16_t>(16 * 6144);
-  p.projected_stride = 2560;
-  p.projected = allocate<float>(cuda::kProjectionParts * 16 * 2560);
-  p.q = allocate<std::uint16_t>(16 * 2048);
-  p.score_stride = pages * 8;
-  p.scores = allocate<float>(static_cast<std::uint64_t>(16) * p.score_stride);
-  p.block_ids = allocate<std::int32_t>(16 * 16);
-  p.max_chunks = 16;
-  p.partials = allocate<float>(16 * 16 * 16 * 130);
-  p.attended = allocate<std::uint16_t>(16 * 2048);
-  p.router = allocate<float>(cuda::kRouterParts * 16 * 128);
-  p.mid = allocate<std::uint16_t>(80 * 768);
-  p.table = allocate<cuda::Table>(1);
-  p.barrier = allocate<std::uint32_t>(cuda::kBarrierWords);
-  p.carry = allocate<float>(6144 * 16 * 8);
-  p.normed = allocate<std::uint16_t>(16 * 6144);
-  p.record = allocate<cuda::Record>(1);
-  CHECK(cudaMemset(p.record, 0, sizeof(cuda::Record)));
-  p.deadline_ns = 2'000'000'000;
-  p.stall_block = p.stall_stage = p.stall_step = -1;
-  p.first_layer = 0;
-  p.last_layer = layers;
-  CHECK(cudaDeviceSynchronize());
+  blocks = bench::multiprocessors();
+  bench::Options options;
+  options.layers = layers;
+  options.context = context;
+  rank.set_sizes(0, 4, 0, blocks);
+  rank.build(options, nullptr);
+  group.open(0, {&rank});
+  stream_ = group.stream;
+  if (shared_cap > 0) group.limit = std::min(group.limit, shared_cap);
 }
 
 void Bench::set_step(int n) {
-  Step s;
-  std::memset(&s, 0, sizeof s);
-  s.rows = n;
-  s.max_groups = (context - 1) / 16 + 1;
-  s.max_chunks[1] = std::min(16, (context - 1) / 128 + 1);
-  s.max_chunks[0] = (context - 1) / 128 + 1;
-  s.score = s.max_chunks[0] > 16 ? 1 : 0;
-  for (int r = 0; r < n; ++r) {
-    s.position[r] = context - 1;
-    s.table[r] = r;
-    for (int i = 0; i < 32; ++i) {
-      const double angle = s.position[r] * std::pow(5e6, -2.0 * i / 64);
-      s.rope[r][i] = static_cast<float>(std::cos(angle));
-      s.rope[r][32 + i] = static_cast<float>(std::sin(angle));
-    }
-  }
-  CHECK(cudaMemcpy(const_cast<Step*>(p.step), &s, sizeof s, cudaMemcpyHostToDevice));
-}
-
-void Bench::divide(int n) {
-  const int row = std::max(host_layers[0].qkv.row_bytes, host_layers[0].o.row_bytes);
-  if (!cuda::plan_shared_memory(n, row, cuda::attention_bytes(128, true), shared_limit, p))
-    std::exit(1);
+  group.set_step(n, context);
+  p = group.argument;
   if (flight > 0) p.in_flight = std::min(flight, p.slots);
   if (round > 0) p.round = std::min(round, p.round);
-}
-
-void Bench::reset(int n) {
-  fill<<<64, 256, 0, stream_>>>(reinterpret_cast<std::uint32_t*>(p.hidden),
-                                static_cast<std::uint64_t>(n) * 6144 / 2, 2, 99);
 }
 
 void Bench::native(Params q, int stage_only) {
@@ -379,34 +166,33 @@ int main(int argc, char** argv) {
     }
   }
   b.build();
-  const Layer& l0 = b.host_layers[0];
+  const Layer& l0 = b.rank.layers[0];
   const double fixed = static_cast<double>(
       cuda::packed_bytes(l0.qkv) + cuda::packed_bytes(l0.o) + cuda::packed_bytes(l0.router) +
       cuda::packed_bytes(l0.shared_gate_up) + cuda::packed_bytes(l0.shared_down));
   const double expert = static_cast<double>(l0.gate_up_stride + l0.down_stride);
   std::vector<float> streams;
-  auto* sink = b.allocate<std::uint32_t>(static_cast<std::uint64_t>(b.blocks) * 512);
+  auto* sink = bench::allocate<std::uint32_t>(static_cast<std::uint64_t>(b.blocks) * 512);
   const auto vectors = static_cast<std::uint64_t>(l0.gate_up_stride) * 128 / 16;
   const auto one_stream = [&](int layer) {
     return b.time([&] {
-      stream<<<b.blocks, 512, 0, b.stream_>>>(
-          reinterpret_cast<const uint4*>(
-              b.host_layers[static_cast<std::size_t>(layer)].gate_up.data),
-          vectors, sink);
+      CHECK(cuda::read_stream(b.rank.layers[static_cast<std::size_t>(layer)].gate_up.data,
+                              vectors * 16, sink, b.blocks, b.stream_));
     });
   };
+  const auto weight_bytes =
+      static_cast<std::uint64_t>(fixed + 128 * expert) * static_cast<std::uint64_t>(b.layers);
   std::string json = "{\"layers\": " + std::to_string(b.layers) +
                      ", \"context\": " + std::to_string(b.context) +
-                     ", \"weight_bytes\": " + std::to_string(b.weight_bytes) + ", \"rows\": [";
+                     ", \"weight_bytes\": " + std::to_string(weight_bytes) + ", \"rows\": [";
   std::printf("%d layers, %.1f GB of weights, context %d, %d blocks\n", b.layers,
-              static_cast<double>(b.weight_bytes) / 1e9, b.context, b.blocks);
+              static_cast<double>(weight_bytes) / 1e9, b.context, b.blocks);
   std::printf(
       "rows experts      MB | native us   GB/s  share | fused us   GB/s  share | ratio same\n");
   bool first_row = true;
   for (const int n : b.rows) {
     b.set_step(n);
-    b.divide(n);
-    if (b.m3 && !cuda::m3_layer(b.p.shape, b.host_layers[0])) {
+    if (b.m3 && !cuda::m3_layer(b.p.shape, b.rank.layers[0])) {
       std::fprintf(stderr, "not the layers that the kernels are compiled for\n");
       return 1;
     }
@@ -469,7 +255,7 @@ int main(int argc, char** argv) {
     first_row = false;
     // Timeline of the fused kernel: cycles of work and of waiting, mean over layers and blocks.
     const std::size_t per_layer = static_cast<std::size_t>(cuda::kStages) * 2 * b.blocks;
-    auto* stamps = b.allocate<std::uint32_t>(per_layer * b.layers);
+    auto* stamps = bench::allocate<std::uint32_t>(per_layer * b.layers);
     CHECK(cudaMemset(stamps, 0, per_layer * b.layers * 4));
     Params q = b.p;
     q.stamps = stamps;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cuda/bench_kernels.h"
 #include "backend/cuda/device/ptx.cuh"
 #include "backend/cuda/exchange.h"
 #include "backend/cuda/kernels.h"
@@ -40,30 +41,6 @@ namespace bench {
 
 constexpr int kHidden = 6144;
 constexpr int kHead = 128;
-
-__device__ std::uint32_t hash(std::uint64_t x) {
-  x ^= x >> 31;
-  x *= 0x7fb5d329728ea185ULL;
-  x ^= x >> 27;
-  x *= 0x81dadef4bc2dd44dULL;
-  return static_cast<std::uint32_t>(x >> 32);
-}
-
-// kind 0: E4M3 codes without NaN; 1: MXFP4 tiles with scales about 2^-9; 2: BF16 of about 2^-6.
-__global__ void fill(std::uint32_t* out, std::uint64_t words, int kind, std::uint64_t seed) {
-  for (std::uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < words;
-       i += std::uint64_t{gridDim.x} * blockDim.x) {
-    std::uint32_t w = hash(seed + i);
-    if (kind == 0) {
-      w &= 0xF7F7F7F7U;
-    } else if (kind == 1) {
-      if (i % 136 >= 128) w = (w & 0x01010101U) + 0x75757575U;
-    } else {
-      w = (w & 0x807F807FU) | 0x3C803C80U;
-    }
-    out[i] = w;
-  }
-}
 
 // `height` rows of `width` vectors of 16 bytes, from memory of this or another device.
 __global__ void copy(uint4* to, const uint4* from, std::uint64_t pitch, std::uint64_t width,
@@ -126,10 +103,9 @@ struct Rank {
     for (void* data : owned) CHECK(cudaFree(data));
     owned.clear();
   }
-  unsigned char* random(std::uint64_t bytes, int kind) {
+  unsigned char* random(std::uint64_t bytes, cuda::Fill kind) {
     auto* data = own<unsigned char>(bytes);
-    fill<<<2048, 256>>>(reinterpret_cast<std::uint32_t*>(data), bytes / 4, kind, seed);
-    CHECK(cudaGetLastError());
+    CHECK(cuda::fill_random(data, bytes, kind, seed, nullptr));
     seed += bytes;
     return data;
   }
@@ -150,10 +126,12 @@ struct Rank {
 
   // Random bytes, or of every copy of the whole the row groups from `first` on, and of these the
   // parts from `part` on.
-  void fill_matrix(Matrix& m, const Matrix* whole, int first, int part, int copies, int kind) {
+  void fill_matrix(Matrix& m, const Matrix* whole, int first, int part, int copies) {
     const auto bytes = static_cast<std::uint64_t>(cuda::packed_bytes(m)) * copies;
     if (whole == nullptr) {
-      m.data = random(bytes, kind);
+      m.data = random(bytes, m.format == Format::kE4M3    ? cuda::Fill::kE4M3
+                             : m.format == Format::kMXFP4 ? cuda::Fill::kMXFP4
+                                                          : cuda::Fill::kBF16);
       return;
     }
     auto* data = own<unsigned char>(bytes);
@@ -193,7 +171,7 @@ struct Rank {
                        int whole_heads) {
     const std::uint64_t entry = 128 * kHead;
     const std::uint64_t bytes = entry * of_heads * page_count;
-    if (whole == nullptr) return random(bytes, 0);
+    if (whole == nullptr) return random(bytes, cuda::Fill::kE4M3);
     auto* data = own<unsigned char>(bytes);
     copy<<<1024, 256>>>(
         reinterpret_cast<uint4*>(data), reinterpret_cast<const uint4*>(whole + first * entry),
@@ -222,7 +200,7 @@ void Rank::build_layer(Layer& l, const Layer* whole, const Options& o) {
     for (int i = 0; i < count * 16; ++i) factors.push_back(scale_of(first * 16 + i));
   }
   if (whole == nullptr) {
-    l.qkv.data = random(static_cast<std::uint64_t>(cuda::packed_bytes(l.qkv)), 0);
+    l.qkv.data = random(static_cast<std::uint64_t>(cuda::packed_bytes(l.qkv)), cuda::Fill::kE4M3);
   } else {
     auto* data = own<unsigned char>(static_cast<std::uint64_t>(cuda::packed_bytes(l.qkv)));
     l.qkv.data = data;
@@ -233,21 +211,20 @@ void Rank::build_layer(Layer& l, const Layer* whole, const Options& o) {
   }
   l.qkv.row_scale = scales(factors);
   l.o = cuda::describe(Format::kE4M3, kHidden, heads * kHead, parts);
-  fill_matrix(l.o, whole != nullptr ? &whole->o : nullptr, 0, rank * parts, 1, 0);
+  fill_matrix(l.o, whole != nullptr ? &whole->o : nullptr, 0, rank * parts, 1);
   std::vector<float> o_factors;
   for (int i = 0; i < kHidden; ++i) o_factors.push_back(scale_of(i + 3));
   l.o.row_scale = scales(o_factors);
   l.router = cuda::describe(Format::kBF16, 128, kHidden, cuda::kRouterParts);
-  fill_matrix(l.router, whole != nullptr ? &whole->router : nullptr, 0, 0, 1, 2);
+  fill_matrix(l.router, whole != nullptr ? &whole->router : nullptr, 0, 0, 1);
   l.gate_up = l.shared_gate_up = cuda::describe(Format::kMXFP4, 2 * width, kHidden, 8);
   l.down = l.shared_down = cuda::describe(Format::kMXFP4, kHidden, width, parts);
   const int first_width = rank * l.gate_up.row_groups;
-  fill_matrix(l.gate_up, whole != nullptr ? &whole->gate_up : nullptr, first_width, 0, 128, 1);
-  fill_matrix(l.down, whole != nullptr ? &whole->down : nullptr, 0, rank * parts, 128, 1);
+  fill_matrix(l.gate_up, whole != nullptr ? &whole->gate_up : nullptr, first_width, 0, 128);
+  fill_matrix(l.down, whole != nullptr ? &whole->down : nullptr, 0, rank * parts, 128);
   fill_matrix(l.shared_gate_up, whole != nullptr ? &whole->shared_gate_up : nullptr, first_width, 0,
-              1, 1);
-  fill_matrix(l.shared_down, whole != nullptr ? &whole->shared_down : nullptr, 0, rank * parts, 1,
               1);
+  fill_matrix(l.shared_down, whole != nullptr ? &whole->shared_down : nullptr, 0, rank * parts, 1);
   l.gate_up_stride = cuda::packed_bytes(l.gate_up);
   l.down_stride = cuda::packed_bytes(l.down);
   const int n = all_pages(o.context);
@@ -425,8 +402,8 @@ struct Group {
   void reset(int n) {
     CHECK(cudaSetDevice(device));
     for (const Rank* r : ranks) {
-      fill<<<64, 256, 0, stream>>>(reinterpret_cast<std::uint32_t*>(r->p.hidden),
-                                   static_cast<std::uint64_t>(n) * kHidden / 2, 2, 99);
+      CHECK(cuda::fill_random(r->p.hidden, static_cast<std::uint64_t>(n) * kHidden * 2,
+                              cuda::Fill::kBF16, 99, stream));
     }
     CHECK(cudaGetLastError());
   }

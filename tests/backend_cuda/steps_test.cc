@@ -126,5 +126,33 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DeviceSteps,
                                   (std::get<1>(test.param) ? "Mono" : "Native");
                          });
 
+// One sparse layer of the embedded model's shape and one step of it: little enough for tools that
+// look at every access of shared memory.
+TEST(SmallStep, NativeAndFused) {
+  if (no_device()) GTEST_SKIP() << "no CUDA device";
+  m3::ModelConfig config = nano_config();
+  config.layers = {config.layers.back()};
+  config.num_layers = 1;
+  config.vocab_size = 256;
+  const RandomModel model(config,
+                          {.attention = WeightFormat::kFP8PerChannel,
+                           .dense = WeightFormat::kMXFP4,
+                           .experts = WeightFormat::kMXFP4,
+                           .shared = WeightFormat::kMXFP4,
+                           .router = DType::kBF16},
+                          3);
+  std::vector<float> logits[2];
+  for (const bool mono : {false, true}) {
+    cuda::NativeOptions options;
+    options.path = mono ? cuda::Path::kMono : cuda::Path::kNative;
+    options.graphs = false;
+    options.deadline_ns = 300'000'000'000;
+    Device device(model.config, model.weights, fp8_cache(), options);
+    logits[mono ? 1 : 0] = device.run({7, 9}, {2}, false).logits;
+  }
+  EXPECT_EQ(logits[0].size(), 512U);
+  EXPECT_EQ(logits[0], logits[1]);
+}
+
 }  // namespace
 }  // namespace monolayer::test
