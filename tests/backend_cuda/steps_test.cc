@@ -116,7 +116,9 @@ TEST_P(DeviceSteps, T_P11_AHeldMultiprocessorDelaysTheStep) {
   EXPECT_EQ(cudaSuccess, cudaStreamDestroy(other));
   EXPECT_LT(took.count(), 1.5);
   // Launches of one stage run beside what holds the multiprocessor unless they exchange.
-  if (std::get<1>(GetParam()) || std::get<0>(GetParam()) > 1) EXPECT_GT(took.count(), 0.2);
+  if (std::get<1>(GetParam()) || std::get<0>(GetParam()) > 1) {
+    EXPECT_GT(took.count(), 0.2);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceSteps,

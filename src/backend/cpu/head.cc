@@ -1,7 +1,9 @@
 #include "backend/cpu/head.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 
 #include "backend/cpu/matmul_rows.h"
 #include "backend/cpu/row_stages.h"
@@ -25,9 +27,19 @@ void head_logits(const StepContext& step, const Matrix& lm_head, Range out, floa
               logits + out.begin, lm_head.rows, traffic);
 }
 
+// In pieces without a way out of them, which compilers turn into vector code.
 std::int64_t first_non_finite(std::span<const float> values, Range range) {
-  for (std::int64_t i = range.begin; i < range.end; ++i) {
-    if (!std::isfinite(values[static_cast<std::size_t>(i)])) return i;
+  constexpr std::int64_t kPiece = 4096;
+  constexpr std::uint32_t kExponent = 0x7F800000U;
+  for (std::int64_t begin = range.begin; begin < range.end; begin += kPiece) {
+    const std::int64_t end = std::min(begin + kPiece, range.end);
+    std::uint32_t bad = 0;
+    for (std::int64_t i = begin; i < end; ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(values[static_cast<std::size_t>(i)]);
+      bad |= (bits & kExponent) == kExponent ? 1U : 0U;
+    }
+    for (std::int64_t i = begin; bad != 0 && i < end; ++i)
+      if (!std::isfinite(values[static_cast<std::size_t>(i)])) return i;
   }
   return -1;
 }

@@ -46,6 +46,7 @@ class Chain : public BenchChain {
     drop_graphs();
     drop_bench();
     if (host_step_ != nullptr) cudaFreeHost(host_step_);
+    if (shards_ != nullptr) cudaFreeHost(shards_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
   Chain(const Chain&) = delete;
@@ -97,8 +98,9 @@ class Chain : public BenchChain {
   Status upload_step(std::int64_t first, std::int64_t rows, bool all_logits);
   void fill_step(std::int64_t first, std::int64_t rows, bool all_logits);
   bool divide_memory(int rows, Params& p) const;
-  // Logits of `rows` rows of all ranks, [rows, vocab].
-  Result<std::vector<float>> gather_logits(std::int64_t rows);
+  // Logits of `rows` rows of all ranks, for copy_logits().
+  Status gather_logits(std::int64_t rows);
+  void copy_logits(std::int64_t row, std::int64_t rows, float* out) const;
   Status trace_layer(std::int64_t layer, m3::TraceSink& sink);
   Status launch_begin(const Params& p);
   Status launch_layers(const Params& p, int first, int last);
@@ -139,6 +141,9 @@ class Chain : public BenchChain {
   Params* device_params_ = nullptr;  // of every rank, if there are several
   std::uint32_t* barriers_ = nullptr;
   Step* host_step_ = nullptr;
+  float* shards_ = nullptr;  // pinned: [rank of this chain][kMaxRows][its share of the vocabulary]
+  std::vector<float> gathered_;           // those of a group
+  const float* gathered_from_ = nullptr;  // [rank][rows][its share]
   Step* device_step_ = nullptr;
   std::int32_t* device_pages_ = nullptr;
   std::vector<std::int32_t> host_pages_;

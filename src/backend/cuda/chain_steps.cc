@@ -223,31 +223,34 @@ Status Chain::check_record() {
   return {Code::kInternal, peers_ != nullptr ? "CUDA ranks" : "fused kernel", describe_record(r)};
 }
 
-Result<std::vector<float>> Chain::gather_logits(std::int64_t rows) {
+Status Chain::gather_logits(std::int64_t rows) {
   const std::int64_t vocab = config_.vocab_size;
   const std::int64_t each = vocab / group_size();
-  std::vector<float> shards;
-  for (const auto& rank : ranks_) {
-    ML_ASSIGN_OR_RETURN(const auto own, download(rank->params().logits, rows * each));
-    shards.insert(shards.end(), own.begin(), own.end());
+  const std::int64_t block = rows * each;  // of a rank
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    ML_CUDA(cudaMemcpyAsync(
+        shards_ + static_cast<std::ptrdiff_t>(i) * block, ranks_[i]->params().logits,
+        static_cast<std::size_t>(block) * sizeof(float), cudaMemcpyDeviceToHost, stream_));
   }
+  ML_CUDA(cudaStreamSynchronize(stream_));
   ML_RETURN_IF_ERROR(check_record());
-  for (int i = 1; i < random_.stand_in; ++i)
-    shards.insert(shards.end(), shards.begin(), shards.begin() + rows * each);
+  gathered_from_ = shards_;
   if (options_.group != nullptr) {
-    std::vector<float> all(static_cast<std::size_t>(rows * vocab));
-    ML_RETURN_IF_ERROR(options_.group->all_gather(std::as_bytes(std::span<const float>(shards)),
-                                                  std::as_writable_bytes(std::span<float>(all))));
-    shards = std::move(all);
+    gathered_.resize(static_cast<std::size_t>(rows * vocab));
+    ML_RETURN_IF_ERROR(options_.group->all_gather(
+        std::as_bytes(std::span<const float>(shards_, static_cast<std::size_t>(block))),
+        std::as_writable_bytes(std::span<float>(gathered_))));
+    gathered_from_ = gathered_.data();
   }
-  if (each == vocab) return shards;
-  std::vector<float> logits(shards.size());
-  for (std::int64_t at = 0; at < vocab; at += each) {
-    for (std::int64_t r = 0; r < rows; ++r) {
-      std::copy_n(shards.begin() + at * rows + r * each, each, logits.begin() + r * vocab + at);
-    }
+  return {};
+}
+
+void Chain::copy_logits(std::int64_t row, std::int64_t rows, float* out) const {
+  const std::int64_t each = config_.vocab_size / group_size();
+  for (std::int64_t shard = 0; shard < group_size(); ++shard) {
+    const std::int64_t of = random_.stand_in > 1 ? 0 : shard;
+    out = std::copy_n(gathered_from_ + (of * rows + row) * each, each, out);
   }
-  return logits;
 }
 
 Status Chain::run_rows(std::int64_t first, std::int64_t rows, std::vector<float>& logits,
@@ -261,13 +264,13 @@ Status Chain::run_rows(std::int64_t first, std::int64_t rows, std::vector<float>
     ML_RETURN_IF_ERROR(replay(column_plan(rows)));
   }
   const std::int64_t vocab = config_.vocab_size;
-  ML_ASSIGN_OR_RETURN(const auto values, gather_logits(host_step_->logit_rows));
+  ML_RETURN_IF_ERROR(gather_logits(host_step_->logit_rows));
   std::int64_t own = 0;
   for (std::int64_t i = 0; i < plan_.logit_rows(); ++i) {
     const std::int64_t row = plan_.logit_row(i) - first;
     if (row < 0 || row >= rows) continue;
     const std::int64_t from = sink != nullptr ? row : own++;
-    std::copy_n(values.begin() + from * vocab, vocab, logits.begin() + i * vocab);
+    copy_logits(from, host_step_->logit_rows, logits.data() + i * vocab);
   }
   return {};
 }

@@ -51,6 +51,9 @@ Status Chain::open(const MakeRank& make) {
       ML_ASSIGN_OR_RETURN(auto rank, make(shape));
       ranks_.push_back(std::move(rank));
     }
+    const auto shards = static_cast<std::size_t>(options_.virtual_ranks) * kMaxRows *
+                        static_cast<std::size_t>(config_.vocab_size / size) * sizeof(float);
+    ML_CUDA(cudaMallocHost(reinterpret_cast<void**>(&shards_), shards));
     return {};
   };
   const Status loaded = load();
