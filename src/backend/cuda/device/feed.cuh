@@ -145,7 +145,7 @@ __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
       const DownBatch batch{g,   min(together, mine.end - g), 0, s.table.passes, 0, s.table.slots,
                             true};
 #pragma unroll 1
-      for (int part = 0; part < 2; ++part) {
+      for (int part = 0; part < 2 && f.alive; ++part) {
         feed_run(f, batch.run(layer, s.table, part), part == 0 ? layer.down_stride : 0);
       }
     }
