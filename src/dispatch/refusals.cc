@@ -164,7 +164,7 @@ const StepRowRule kStep[] = {
      [](const S& s) { return s.key_groups.get() <= s.fastest_groups.get(); },
      [](const S& s) {
        return to_string(s.key_groups.get()) + " groups of 16 tokens over " +
-              to_string(s.rows.get()) + " rows, native is faster above " +
+              to_string(s.rows.get()) + " rows, fused is faster up to " +
               to_string(s.fastest_groups.get());
      }},
     {"runner", "ready", [](const S& s) { return s.runner.get() == RunnerState::kReady; },

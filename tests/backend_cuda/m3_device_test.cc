@@ -270,7 +270,7 @@ TEST_P(M3Stall, StalledBlockIsReported) {
   if (no_device()) GTEST_SKIP() << "no CUDA device";
   const auto [stand_in, stage] = GetParam();
   std::map<std::int64_t, int> reported;
-  for (const int block : {3, 40, 64, 131}) {
+  for (const int block : {3, 24, 64, 131}) {
     cuda::NativeOptions options;
     options.deadline_ns = 50'000'000;
     options.stall_block = block;

@@ -1,6 +1,7 @@
 // Steps of one device, alone and as four ranks on it, among what must not matter: entries that the
 // step itself writes, rows that are no numbers, a multiprocessor that something else holds.
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "backend_cpu/random_model.h"
 #include "backend_cuda/device_harness.h"
+#include "backend_cuda/hand_over.h"
 #include "backend_cuda/peer_litmus.h"
 #include "core/dtype.h"
 
@@ -128,8 +130,24 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DeviceSteps,
                                   (std::get<1>(test.param) ? "Mono" : "Native");
                          });
 
+class HandOver : public testing::TestWithParam<bool> {};
+TEST_P(HandOver, NothingIsReadBeforeItIsThereOrOverwrittenBeforeItIsRead) {
+  if (no_device()) GTEST_SKIP() << "no CUDA device";
+  std::uint32_t* wrong = nullptr;
+  ASSERT_EQ(cudaSuccess, cudaMallocHost(reinterpret_cast<void**>(&wrong), sizeof *wrong));
+  *wrong = 0;
+  ASSERT_EQ(cudaSuccess, run_hand_over(GetParam(), 1000, wrong, nullptr));
+  ASSERT_EQ(cudaSuccess, cudaDeviceSynchronize());
+  EXPECT_EQ(0U, *wrong);
+  cudaFreeHost(wrong);
+}
+INSTANTIATE_TEST_SUITE_P(By, HandOver, testing::Bool(), [](const auto& test) {
+  return std::string(test.param ? "BarriersOfTheBlock" : "TransactionBarriers");
+});
+
 // One sparse layer of the embedded model's shape and one step of it: little enough for tools that
 // look at every access of shared memory.
+// MONOLAYER_PATH=mono or native: only that one.
 TEST(SmallStep, NativeAndFused) {
   if (no_device()) GTEST_SKIP() << "no CUDA device";
   m3::ModelConfig config = nano_config();
@@ -144,7 +162,9 @@ TEST(SmallStep, NativeAndFused) {
                            .router = DType::kBF16},
                           3);
   std::vector<float> logits[2];
+  const char* only = std::getenv("MONOLAYER_PATH");
   for (const bool mono : {false, true}) {
+    if (only != nullptr && (std::string(only) == "mono") != mono) continue;
     cuda::NativeOptions options;
     options.path = mono ? cuda::Path::kMono : cuda::Path::kNative;
     options.graphs = false;
@@ -152,6 +172,7 @@ TEST(SmallStep, NativeAndFused) {
     Device device(model.config, model.weights, fp8_cache(), options);
     logits[mono ? 1 : 0] = device.run({7, 9}, {2}, false).logits;
   }
+  if (only != nullptr) return;
   EXPECT_EQ(logits[0].size(), 512U);
   EXPECT_EQ(logits[0], logits[1]);
 }

@@ -193,7 +193,7 @@ TEST_F(ChainPolicyTest, MeasuredLimitsDecideWhereBothCouldRun) {
   EXPECT_EQ(2, policy->counters().mono);
   EXPECT_EQ(3, count_of(policy->counters(), "measured"));
   EXPECT_EQ(
-      "measured: is 9 groups of 16 tokens over 9 rows, native is faster above 0, needs a "
+      "measured: is 9 groups of 16 tokens over 9 rows, fused is faster up to 0, needs a "
       "step that was measured to be faster fused",
       policy->reason(shape(9, 9)));
   EXPECT_NE(policy->steps_reason().find("up to 8 rows that see 6400 tokens in all"),

@@ -133,7 +133,7 @@ const std::map<std::string, std::pair<StepFlip, std::string>>& step_flips() {
           s.key_groups = n(101);
           s.fastest_groups = n(100);
         },
-        "is 101 groups of 16 tokens over 4 rows, native is faster above 100"}},
+        "is 101 groups of 16 tokens over 4 rows, fused is faster up to 100"}},
       {"runner",
        {[](auto& s) { s.runner = Runner::from_scheduler(RunnerState::kStale); }, "is stale"}},
   };
