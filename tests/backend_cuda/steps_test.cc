@@ -104,6 +104,33 @@ TEST_P(DeviceSteps, T_P3_RowsThatAreNoNumbersHarmNoOther) {
   }
 }
 
+// What enters single layers is kept for a draft, also where fused layers would follow each other,
+// and changes nothing.
+TEST_P(DeviceSteps, KeepsWhatEntersLayers) {
+  const std::vector<float> want = start();
+  const DeviceOutput traced = device_->run(tokens_, {64}, true);
+  const std::vector<std::int64_t> layers{1, 4, 5};
+  ASSERT_TRUE(device_->native().capture(layers).ok());
+  for (const std::int64_t rows : {1, 3, 16, 20}) {
+    const cpu::StepSequence own = last(tokens_, rows);
+    EXPECT_EQ(tail(want, rows), step({&own, 1}));
+    const std::span<const float> kept = device_->native().captured();
+    const auto hidden = static_cast<std::size_t>(model_.config.hidden_size);
+    ASSERT_EQ(kept.size(), static_cast<std::size_t>(rows) * layers.size() * hidden);
+    std::size_t at = 0;
+    for (std::int64_t r = kTokens - rows; r < kTokens; ++r) {
+      for (const std::int64_t layer : layers) {
+        const auto row = kept.subspan(at, hidden);
+        EXPECT_EQ(traced.trace.hidden_rows.at({layer, r}), std::vector(row.begin(), row.end()))
+            << rows << " rows, layer " << layer << ", position " << r;
+        at += hidden;
+      }
+    }
+  }
+  for (const std::vector<std::int64_t>& bad : {std::vector<std::int64_t>{6}, {2, 1}, {-1}})
+    EXPECT_EQ(Code::kInvalidArgument, device_->native().capture(bad).code());
+}
+
 // A launch waits until all its blocks fit: the step is late, not hung, and its bits are the same.
 TEST_P(DeviceSteps, T_P11_AHeldMultiprocessorDelaysTheStep) {
   const std::vector<float> want = start();

@@ -60,6 +60,8 @@ class Chain : public BenchChain {
   const cpu::Traffic& total_traffic() const override { return traffic_; }
   const cpu::PathCounts& paths() const override { return paths_; }
   Status prepare(cpu::CachePool& cache) override;
+  Status capture(std::span<const std::int64_t> layers) override;
+  std::span<const float> captured() const override { return kept_; }
   Status close() override;
 
   Status load(std::span<const cpu::StepSequence> sequences, cpu::CachePool& cache) override;
@@ -102,6 +104,13 @@ class Chain : public BenchChain {
   Status gather_logits(std::int64_t rows);
   void copy_logits(std::int64_t row, std::int64_t rows, float* out) const;
   Status trace_layer(std::int64_t layer, m3::TraceSink& sink);
+  bool is_kept(std::int64_t layer) const {
+    return std::find(kept_layers_.begin(), kept_layers_.end(), layer) != kept_layers_.end();
+  }
+  // On the device: what enters this layer, if it is to be kept.
+  Status keep_rows(std::int64_t layer);
+  // To the host: of rows [first, first + rows) of the step.
+  Status fetch_kept(std::int64_t first, std::int64_t rows);
   Status launch_begin(const Params& p);
   Status launch_layers(const Params& p, int first, int last);
   Status launch(const Params& p, int layer_count);
@@ -158,6 +167,10 @@ class Chain : public BenchChain {
   Status bench_graph(Part part, cudaGraphExec_t& exec);
   void drop_bench();
   Bench bench_;
+
+  std::vector<std::int64_t> kept_layers_;
+  DeviceBuffer kept_device_;  // BF16 [kept layers, kMaxRows, hidden]
+  std::vector<float> kept_;   // [rows of the step, kept layers, hidden]
 
   bool fused_ = false;  // the step at hand
   std::string why_native_;

@@ -97,8 +97,12 @@ Status Chain::launch_begin(const Params& p) {
 
 Status Chain::launch_layers(const Params& p, int first, int last) {
   for (int i = first; i < last;) {
+    ML_RETURN_IF_ERROR(keep_rows(i));
     int end = i;
-    while (end < last && fusible(layers()[static_cast<std::size_t>(end)])) ++end;
+    while (end < last && fusible(layers()[static_cast<std::size_t>(end)]) &&
+           (end == i || !is_kept(end))) {
+      ++end;
+    }
     if (fused_ && end > i) {
       ML_RETURN_IF_ERROR(launch_fused_run(p, i, end));
       i = end;
@@ -165,6 +169,7 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
   };
   ML_RETURN_IF_ERROR(launch_begin(p));
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+    ML_RETURN_IF_ERROR(keep_rows(layer));
     ML_ASSIGN_OR_RETURN(const auto entering, download(p.hidden, s.rows * hidden));
     show(layer, entering);
     const Layer& l = layers()[static_cast<std::size_t>(layer)];
@@ -265,6 +270,7 @@ Status Chain::run_rows(std::int64_t first, std::int64_t rows, std::vector<float>
   }
   const std::int64_t vocab = config_.vocab_size;
   ML_RETURN_IF_ERROR(gather_logits(host_step_->logit_rows));
+  ML_RETURN_IF_ERROR(fetch_kept(first, rows));
   std::int64_t own = 0;
   for (std::int64_t i = 0; i < plan_.logit_rows(); ++i) {
     const std::int64_t row = plan_.logit_row(i) - first;

@@ -2,10 +2,35 @@
 
 namespace monolayer::cuda {
 
+namespace {
+
+// After these nothing works on the device any more, for this process.
+bool is_lost(cudaError_t error) {
+  switch (error) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorNvlinkUncorrectable:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
 Status cuda_status(cudaError_t error, const std::string& what) {
   if (error == cudaSuccess) return {};
-  const Code code = error == cudaErrorMemoryAllocation ? Code::kResourceExhausted : Code::kInternal;
-  return {code, what, std::string("CUDA: ") + cudaGetErrorString(error)};
+  const std::string text = std::string("CUDA: ") + cudaGetErrorString(error);
+  if (is_lost(error)) return {Code::kIoError, what, text + "; the device is lost to this process"};
+  return {error == cudaErrorMemoryAllocation ? Code::kResourceExhausted : Code::kInternal, what,
+          text};
 }
 
 Result<DeviceBuffer> DeviceBuffer::create(std::size_t bytes, const std::string& what) {

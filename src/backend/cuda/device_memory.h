@@ -11,7 +11,8 @@
 
 namespace monolayer::cuda {
 
-// kResourceExhausted for want of memory, kInternal otherwise; `what` is the subject.
+// kResourceExhausted for want of memory, kIoError after which nothing works on the device for this
+// process, kInternal otherwise; `what` is the subject.
 Status cuda_status(cudaError_t error, const std::string& what);
 // In functions that return a Status or Result: ends them with the error of a call.
 #define ML_CUDA(call) ML_RETURN_IF_ERROR(::monolayer::cuda::cuda_status((call), #call))

@@ -91,6 +91,11 @@ class DeviceRanks final : public cpu::Native {
     each([&](RankChain& rank, tp::Group&, int) { rank.status = rank.native->prepare(cache); });
     return first_failure();
   }
+  Status capture(std::span<const std::int64_t> layers) override {
+    each([&](RankChain& rank, tp::Group&, int) { rank.status = rank.native->capture(layers); });
+    return first_failure();
+  }
+  std::span<const float> captured() const override { return ranks_.front().native->captured(); }
   const cpu::Traffic& last_traffic() const override { return traffic_; }
   const cpu::Traffic& total_traffic() const override { return traffic_; }
   const cpu::PathCounts& paths() const override { return ranks_.front().native->paths(); }
