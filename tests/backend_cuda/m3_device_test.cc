@@ -23,7 +23,7 @@ namespace {
 constexpr std::int64_t kPage = m3::kPageTokens;
 constexpr std::int64_t kVocab = 4096;
 
-class Toggle : public cpu::PathPolicy {
+class Toggle : public cpu::StepJudge {
  public:
   bool fused(const cpu::StepShape& /*shape*/, int /*rank*/) override { return mono; }
   std::string reason(const cpu::StepShape& /*shape*/) const override { return "as the test says"; }

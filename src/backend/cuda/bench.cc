@@ -24,7 +24,7 @@ double median(std::vector<double> values) {
 }
 
 // Which path the next whole step takes.
-class Toggle : public cpu::PathPolicy {
+class Toggle : public cpu::StepJudge {
  public:
   bool fused(const cpu::StepShape& /*shape*/, int /*rank*/) override { return fused_next; }
   std::string reason(const cpu::StepShape& /*shape*/) const override { return "timed"; }
