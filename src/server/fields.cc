@@ -55,6 +55,9 @@ ApiResult<Json> parse_body(std::string_view text, int most_nested) {
   if (const int depth = nesting(text); depth > most_nested)
     return bad_field("body", "is nested " + std::to_string(depth) + " levels deep, at most " +
                                  std::to_string(most_nested));
+  // The JSON library takes a NUL byte for the end of its input.
+  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos)
+    return bad_field("body", "is not JSON: NUL at byte " + std::to_string(nul));
   try {
     Json body = Json::parse(text);
     if (!body.is_object()) return bad_field("body", "must be a JSON object, is " + kind_of(body));

@@ -239,5 +239,16 @@ TEST(ToolParser, WorkIsLinearInTheText) {
   EXPECT_LT(seconds(40000), 40 * seconds(4000) + 0.2);
 }
 
+// The JSON library takes a NUL byte for the end of its input: what lies behind it is no number.
+TEST(ToolParser, NulDoesNotEndANumber) {
+  const std::string value("0\0\0\0006", 5);
+  const Outcome out =
+      gather({kM + "<tool_call>\n" + kM + "<invoke name=\"write_file\">" + kM + "<mode>" + value +
+              kM + "</mode>" + kM + "</invoke>\n" + kM + "</tool_call>"});
+  ASSERT_EQ(out.calls.size(), 1U);
+  ASSERT_TRUE(ordered_json::accept(out.calls[0].arguments)) << out.calls[0].arguments;
+  EXPECT_EQ(ordered_json::parse(out.calls[0].arguments)["mode"], ordered_json(value));
+}
+
 }  // namespace
 }  // namespace monolayer::server

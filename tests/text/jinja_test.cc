@@ -225,6 +225,12 @@ TEST(Jinja, ErrorsNameLineAndCause) {
   EXPECT_EQ(message("\xff"), "error: t: line 1: the template is not UTF-8");
 }
 
+TEST(Jinja, NulDoesNotEndJson) {
+  const auto values = parse_json(std::string_view("{}\0{", 4), "v");
+  ASSERT_FALSE(values.ok());
+  EXPECT_EQ(values.status().to_string(), "v: is not JSON: NUL at byte 2");
+}
+
 TEST(Jinja, ClockIsTheCallers) {
   const auto parsed = Template::parse("{{ strftime_now('%Y-%m-%d %H') }}", "t");
   ASSERT_TRUE(parsed.ok());

@@ -119,6 +119,7 @@ std::string refusal_of(const std::string& text) {
 TEST(TokenizerFile, BytesThatAreNoTokenizer) {
   EXPECT_EQ(refusal_of(""), "t.json: not valid JSON at byte 1");
   EXPECT_EQ(refusal_of("<html>"), "t.json: not valid JSON at byte 1");
+  EXPECT_EQ(refusal_of(std::string("{}\0{", 4)), "t.json: is not valid JSON: NUL at byte 2");
   EXPECT_EQ(refusal_of("[]"), "t.json: not a JSON object");
   EXPECT_EQ(refusal_of("{\"a\": \"\xFF\"}"), "t.json: not valid JSON at byte 8");
   EXPECT_EQ(refusal_of(R"({"version": 1, "version": 1})"),

@@ -173,6 +173,10 @@ Result<Value> from_json(const nlohmann::ordered_json& json, std::string_view sub
 }
 
 Result<Value> parse_json(std::string_view text, std::string_view subject, Trust trust) {
+  // The JSON library takes a NUL byte for the end of its input.
+  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos)
+    return Status(Code::kInvalidArgument, std::string(subject),
+                  "is not JSON: NUL at byte " + std::to_string(nul));
   return build(subject, trust,
                [&](Builder& builder) { return nlohmann::ordered_json::sax_parse(text, &builder); });
 }
