@@ -17,6 +17,7 @@
 #include "engine/native_run.h"
 #include "engine/prompt.h"
 #include "engine/run_report.h"
+#include "text/chat_check.h"
 
 namespace monolayer::cli {
 namespace {
@@ -60,7 +61,7 @@ Result<engine::PromptRequest> prompt_request(const GenerateFlags& flags) {
     request.subject = flags.messages_file;
     ML_ASSIGN_OR_RETURN(const std::string text,
                         read_text_file(flags.messages_file, std::size_t{64} << 20));
-    ML_ASSIGN_OR_RETURN(request.chat, parse_chat(text, flags.messages_file));
+    ML_ASSIGN_OR_RETURN(request.chat, read_chat(text, flags.messages_file));
   } else if (request.text.empty()) {
     return Status(Code::kInvalidArgument, request.subject, "is empty");
   }

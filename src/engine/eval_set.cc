@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/text_io.h"
+#include "text/chat_check.h"
 
 namespace monolayer::engine {
 namespace {
@@ -40,12 +41,13 @@ Result<PromptRequest> question(const nlohmann::ordered_json& line, const std::st
   request.subject = at;
   nlohmann::ordered_json chat = {{"messages", line.value("messages", nlohmann::ordered_json())}};
   if (line.contains("tools")) chat["tools"] = line["tools"];
-  ML_ASSIGN_OR_RETURN(request.chat, parse_chat(chat.dump(), at));
+  ML_ASSIGN_OR_RETURN(request.chat, read_chat(chat.dump(), at));
   if (line.contains("thinking")) {
-    const auto& mode = line["thinking"];
-    if (mode != "enabled" && mode != "disabled" && mode != "adaptive")
-      return Status(Code::kInvalidFile, at, "thinking must be enabled, disabled or adaptive");
-    request.thinking = mode.get<std::string>();
+    if (!line["thinking"].is_string())
+      return Status(Code::kInvalidFile, at, "thinking: must be a string");
+    request.thinking = line["thinking"].get<std::string>();
+    const Status known = check_thinking_mode(*request.thinking, "thinking");
+    if (!known.ok()) return Status(Code::kInvalidFile, at, known.to_string());
   }
   return request;
 }

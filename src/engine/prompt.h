@@ -19,7 +19,7 @@ struct PromptRequest {
   std::string text;                // one user message, or with `raw` the text to go on with
   bool raw = false;
   bool allow_special = false;           // raw only: control tokens written in the text are tokens
-  std::optional<ChatInput> chat;        // instead of `text`
+  std::optional<ChatInput> chat;        // instead of `text`; checked (read_chat)
   std::optional<std::string> thinking;  // enabled, disabled, adaptive; else the template's default
 };
 

@@ -1,130 +1,22 @@
 // Bodies of /v1/chat/completions, and chats to prompts.
-#include <algorithm>
-#include <set>
-
 #include "server/generation_spec.h"
+#include "text/chat_check.h"
 #include "text/jinja/json.h"
 
 namespace monolayer::server {
 namespace {
 
-std::string element(const std::string& list, std::size_t i) {
-  return list + "[" + std::to_string(i) + "]";
+// What is wrong with a chat's field, as the answer to the request.
+std::optional<ApiError> refusal(const Status& status) {
+  if (status.ok()) return std::nullopt;
+  return bad_field(status.subject(), status.message());
 }
 
-// Text, or a list of text parts.
-std::optional<ApiError> check_content(const Json& content, const std::string& path) {
-  if (content.is_null() || content.is_string()) return std::nullopt;
-  if (!content.is_array())
-    return bad_field(path, "must be a string or a list of parts, is " + kind_of(content));
-  for (std::size_t i = 0; i < content.size(); ++i) {
-    const Json& part = content[i];
-    const std::string at = element(path, i);
-    if (part.is_string()) continue;
-    if (!part.is_object()) return bad_field(at, "must be an object, is " + kind_of(part));
-    const std::string type = part.value("type", Json("")).is_string()
-                                 ? part.value("type", std::string())
-                                 : std::string();
-    if (type != "text")
-      return bad_field(at + ".type", "is '" + type + "'; this server takes text only");
-    if (!part.contains("text") || !part.at("text").is_string())
-      return bad_field(at + ".text", "must be a string");
-  }
-  return std::nullopt;
-}
-
-// Arguments that are no JSON object are kept, as text, rather than refused or lost.
-void repair_arguments(Json& call) {
-  Json& holder =
-      call.contains("function") && call["function"].is_object() ? call["function"] : call;
-  if (!holder.contains("arguments") || !holder["arguments"].is_string()) return;
-  const std::string text = holder["arguments"].get<std::string>();
-  const Json parsed = text.empty() ? Json::object() : Json::parse(text, nullptr, false);
-  holder["arguments"] = parsed.is_object() ? parsed : Json{{"_raw", text}};
-}
-
-std::optional<ApiError> check_calls(Json& message, const std::string& path) {
-  Json& calls = message["tool_calls"];
-  if (calls.is_null()) return std::nullopt;
-  if (!calls.is_array()) return bad_field(path, "must be a list, is " + kind_of(calls));
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    const std::string at = element(path, i);
-    if (!calls[i].is_object()) return bad_field(at, "must be an object, is " + kind_of(calls[i]));
-    const std::string type = calls[i].value("type", Json("function")).is_string()
-                                 ? calls[i].value("type", std::string("function"))
-                                 : std::string();
-    if (type != "function") return bad_field(at + ".type", "is '" + type + "', must be function");
-    const Json function = calls[i].value("function", Json(calls[i]));
-    if (!function.is_object() || !function.contains("name") || !function.at("name").is_string())
-      return bad_field(at + ".function.name", "must be a string");
-    repair_arguments(calls[i]);
-  }
-  if (calls.empty()) message.erase("tool_calls");
-  return std::nullopt;
-}
-
-std::optional<ApiError> check_messages(Json& messages) {
-  static const std::set<std::string> roles = {"system",    "developer", "user",
-                                              "assistant", "tool",      "root"};
-  bool called = false;
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    const std::string path = element("messages", i);
-    Json& message = messages[i];
-    if (!message.is_object()) return bad_field(path, "must be an object, is " + kind_of(message));
-    if (!message.contains("role") || !message["role"].is_string())
-      return bad_field(path + ".role", "must be a string");
-    const std::string role = message["role"].get<std::string>();
-    if (roles.count(role) == 0)
-      return bad_field(path + ".role", "is '" + role +
-                                           "', must be one of system, developer, user, assistant, "
-                                           "tool");
-    if (!message.contains("content")) message["content"] = nullptr;
-    if (auto error = check_content(message["content"], path + ".content")) return error;
-    if (message["content"].is_null() && role != "assistant")
-      return bad_field(path + ".content", "must be a string or a list of parts, is null");
-    if (role == "assistant" && message.contains("tool_calls")) {
-      if (auto error = check_calls(message, path + ".tool_calls")) return error;
-      called = called || message.contains("tool_calls");
-    }
-    if (role == "tool" && !called)
-      return bad_field(path + ".role", "is 'tool', but no earlier message has tool_calls");
-  }
-  return std::nullopt;
-}
-
-bool is_name(const std::string& name) {
-  const auto letter = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
-  };
-  return !name.empty() && name.size() <= 128 && letter(name.front()) &&
-         std::all_of(name.begin(), name.end(),
-                     [&](char c) { return letter(c) || (c >= '0' && c <= '9') || c == '-'; });
-}
-
-std::optional<ApiError> check_tools(const Json& tools) {
-  std::set<std::string> names;
-  for (std::size_t i = 0; i < tools.size(); ++i) {
-    const std::string path = element("tools", i);
-    if (!tools[i].is_object()) return bad_field(path, "must be an object, is " + kind_of(tools[i]));
-    const std::string type = tools[i].value("type", Json("")).is_string()
-                                 ? tools[i].value("type", std::string())
-                                 : std::string();
-    if (type != "function") return bad_field(path + ".type", "is '" + type + "', must be function");
-    if (!tools[i].contains("function") || !tools[i].at("function").is_object())
-      return bad_field(path + ".function", "must be an object");
-    const Json& function = tools[i].at("function");
-    if (!function.contains("name") || !function.at("name").is_string() ||
-        !is_name(function.at("name").get<std::string>()))
-      return bad_field(path + ".function.name",
-                       "must be a string of letters, digits, _ and -, beginning with a letter or "
-                       "_, of at most 128");
-    if (!names.insert(function.at("name").get<std::string>()).second)
-      return bad_field(path + ".function.name", "is '" + function.at("name").get<std::string>() +
-                                                    "', which an earlier tool has");
-    if (function.contains("parameters") && !function.at("parameters").is_object() &&
-        !function.at("parameters").is_null())
-      return bad_field(path + ".function.parameters", "must be an object");
-  }
+// Tools that later code may take as they ought to be.
+std::optional<ApiError> read_tools(const Json& tools, ChatParts& parts) {
+  const auto values = jinja::from_json(tools, "tools");
+  if (auto error = refusal(values.ok() ? check_tools(*values) : values.status())) return error;
+  parts.tools = tools;
   return std::nullopt;
 }
 
@@ -184,29 +76,19 @@ void read_thinking(Fields& fields, const ServedModel& model, ChatParts& parts) {
 std::optional<ApiError> render_chat(ChatParts parts, const ServedModel& model,
                                     GenerationSpec& spec) {
   if (!model.chat) return bad_field("messages", "cannot be rendered: " + model.chat_missing);
-  if (parts.messages.empty()) return bad_field("messages", "is empty");
-  if (auto error = check_messages(parts.messages)) return error;
   const bool any_tools = parts.tools.is_array() && !parts.tools.empty();
   spec.tools = any_tools && parts.tool_choice != "none";
   if (any_tools) spec.schemas = ToolSchemas::from(parts.tools);
-  std::string mode;
-  if (parts.kwargs.contains("thinking_mode")) {
-    if (!parts.kwargs["thinking_mode"].is_string())
-      return bad_field("chat_template_kwargs.thinking_mode", "must be a string");
-    mode = parts.kwargs["thinking_mode"].get<std::string>();
-    if (mode != "enabled" && mode != "disabled" && mode != "adaptive")
-      return bad_field("chat_template_kwargs.thinking_mode",
-                       "is '" + mode + "', must be enabled, disabled or adaptive");
-  }
-  spec.thinking = thinking_mode(mode);
-
   // With tool_choice none the model is not told of the tools.
   auto input = chat_input(parts.messages, spec.tools ? parts.tools : Json());
-  if (!input.ok()) return bad_field(input.status().subject(), input.status().message());
+  if (!input.ok()) return refusal(input.status());
   input->add_generation_prompt = parts.add_generation_prompt && !parts.continue_final;
   auto kwargs = jinja::from_json(parts.kwargs, "chat_template_kwargs");
-  if (!kwargs.ok()) return bad_field(kwargs.status().subject(), kwargs.status().message());
+  if (!kwargs.ok()) return refusal(kwargs.status());
   input->kwargs = *std::move(kwargs);
+  if (auto error = refusal(check_messages(input->messages))) return error;
+  if (auto error = refusal(check_kwargs(input->kwargs))) return error;
+  spec.thinking = thinking_mode(thinking_of(*input));
   auto prompt = model.chat->render_prompt(*input);
   if (!prompt.ok()) {
     const Status status = prompt.status();
@@ -265,8 +147,7 @@ ApiResult<GenerationSpec> parse_chat_request(const Json& body, const ServedModel
   if (fields.ok() && messages == nullptr) return bad_field("messages", "is missing");
   if (messages != nullptr) parts.messages = *messages;
   if (const Json* tools = fields.list("tools", limits.tools)) {
-    parts.tools = *tools;
-    if (auto error = check_tools(parts.tools)) return *error;
+    if (auto error = read_tools(*tools, parts)) return *error;
   }
   spec.only_first_call = !fields.boolean("parallel_tool_calls", true);
   parts.add_generation_prompt = fields.boolean("add_generation_prompt", true);

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "text/chat_check.h"
+
 namespace monolayer::server {
 namespace {
 
@@ -10,26 +12,6 @@ std::string number(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.6g", value);
   return text;
-}
-
-// Deepest nesting of brackets outside strings. The parser itself would take any depth.
-int nesting(std::string_view text) {
-  int depth = 0, deepest = 0;
-  bool in_string = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return deepest;
 }
 
 }  // namespace
@@ -52,7 +34,7 @@ std::string kind_of(const Json& value) {
 }
 
 ApiResult<Json> parse_body(std::string_view text, int most_nested) {
-  if (const int depth = nesting(text); depth > most_nested)
+  if (const int depth = json_nesting(text); depth > most_nested)
     return bad_field("body", "is nested " + std::to_string(depth) + " levels deep, at most " +
                                  std::to_string(most_nested));
   // The JSON library takes a NUL byte for the end of its input.

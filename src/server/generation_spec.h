@@ -12,6 +12,7 @@
 #include "server/fields.h"
 #include "server/tool_parser.h"
 #include "text/chat.h"
+#include "text/chat_check.h"
 #include "text/reasoning.h"
 #include "text/tokenizer.h"
 
@@ -21,12 +22,12 @@ namespace monolayer::server {
 struct Limits {
   std::size_t body_bytes = std::size_t{64} << 20;
   std::size_t header_bytes = std::size_t{32} << 10;
-  int nesting = 64;
+  int nesting = ChatLimits::kNesting;
   std::int64_t choices = 32;   // n
   std::int64_t prompts = 256;  // of one completion request
   std::int64_t top_logprobs = 20;
   std::size_t stops = 16, stop_bytes = 1024, stop_ids = 64, bias_entries = 1024;
-  std::size_t tools = 512, messages = 100000;
+  std::size_t tools = ChatLimits::kTools, messages = ChatLimits::kMessages;
 };
 
 // The model as requests see it. Immutable while serving.

@@ -1,5 +1,9 @@
 #include "server/messages_request.h"
 
+#include <set>
+
+#include "text/chat_check.h"
+
 namespace monolayer::server {
 namespace {
 
@@ -95,14 +99,18 @@ std::optional<ApiError> add_message(const Json& message, const std::string& path
 
 std::optional<ApiError> add_tools(const Json& tools, ChatParts& parts) {
   parts.tools = Json::array();
+  std::set<std::string> names;
   for (std::size_t i = 0; i < tools.size(); ++i) {
     const std::string at = element("tools", i);
     if (!tools[i].is_object()) return bad_field(at, "must be an object");
     const std::string type = text_or(tools[i], "type");
     if (!type.empty() && type != "custom")
       return bad_field(at + ".type", "is '" + type + "'; this server runs no tools itself");
-    if (text_or(tools[i], "name").empty()) return bad_field(at + ".name", "must be a string");
-    Json function = {{"name", text_or(tools[i], "name")}};
+    const std::string name = text_or(tools[i], "name");
+    if (!is_tool_name(name)) return bad_field(at + ".name", kToolNameRule);
+    if (!names.insert(name).second)
+      return bad_field(at + ".name", "is '" + name + "', which an earlier tool has");
+    Json function = {{"name", name}};
     if (tools[i].contains("description")) function["description"] = tools[i].at("description");
     const Json schema = tools[i].value("input_schema", Json::object());
     if (!schema.is_object()) return bad_field(at + ".input_schema", "must be an object");

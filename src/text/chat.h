@@ -40,6 +40,11 @@ Result<ChatInput> chat_input(const nlohmann::ordered_json& messages,
 // "chat_template_kwargs". Other keys are refused by name.
 Result<ChatInput> parse_chat(std::string_view json, std::string_view subject);
 
+// The thinking mode a template will see: of kwargs, else of the chat itself, else empty.
+std::string thinking_of(const ChatInput& input);
+// Has it see this one.
+void set_thinking(ChatInput& input, const std::string& mode);
+
 // A piece of the prompt. The text of control tokens means such tokens only inside trusted pieces:
 // those the template wrote itself. Text that came with the request is never trusted.
 struct TextSegment {

@@ -35,6 +35,22 @@ Value with(const DictData& dict, std::string_view key, Value value) {
   return out.finish(dict.untrusted);
 }
 
+// JSON text whose only fault is a backslash before a character that needs none, repaired.
+std::string escape_backslashes(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    out += text[i];
+    if (text[i] != '\\') continue;
+    if (i + 1 < text.size() &&
+        std::string_view("\"\\/bfnrtu").find(text[i + 1]) != std::string_view::npos)
+      out += text[++i];
+    else
+      out += '\\';
+  }
+  return out;
+}
+
+// Text that is no JSON object, even repaired, is kept under "_raw" rather than refused or lost.
 Result<Value> normalize_arguments(const Value& arguments, const std::string& field) {
   if (arguments.is(Kind::kDict)) return arguments;
   if (arguments.is(Kind::kNone) || (arguments.is(Kind::kString) && arguments.str().bytes.empty())) {
@@ -45,9 +61,13 @@ Result<Value> normalize_arguments(const Value& arguments, const std::string& fie
   }
   const auto trust =
       arguments.str().marks.empty() ? jinja::Trust::kTrusted : jinja::Trust::kUntrusted;
-  ML_ASSIGN_OR_RETURN(Value parsed, jinja::parse_json(arguments.str().bytes, field, trust));
-  if (!parsed.is(Kind::kDict)) return bad(field, "the JSON text is not an object");
-  return parsed;
+  const std::string& text = arguments.str().bytes;
+  auto parsed = jinja::parse_json(text, field, trust);
+  if (!parsed.ok()) parsed = jinja::parse_json(escape_backslashes(text), field, trust);
+  if (parsed.ok() && parsed->is(Kind::kDict)) return parsed;
+  DictBuilder raw(nullptr);
+  raw.add(Value::literal("_raw"), arguments);
+  return raw.finish(true);
 }
 
 Result<Value> normalize_call(const Value& call, const std::string& field) {
@@ -81,7 +101,9 @@ Result<Value> normalize_message(const Value& message, const std::string& field) 
                           normalize_call(calls->list().items[i], element(calls_field, i)));
       out.add(std::move(call));
     }
-    result = with(result.dict(), "tool_calls", out.finish(Flavor::kList, calls->list().untrusted));
+    result = with(
+        result.dict(), "tool_calls",
+        calls->list().items.empty() ? Value() : out.finish(Flavor::kList, calls->list().untrusted));
   }
   const Value* reasoning = dict.find(std::string_view("reasoning"));
   const Value* content = dict.find(std::string_view("reasoning_content"));
@@ -129,6 +151,19 @@ Result<Value> normalize_messages(const Value& messages) {
     out.add(std::move(message));
   }
   return out.finish(Flavor::kList, messages.list().untrusted);
+}
+
+std::string thinking_of(const ChatInput& input) {
+  const Value* mode =
+      input.kwargs.is(Kind::kDict) ? input.kwargs.dict().find("thinking_mode") : nullptr;
+  if (mode != nullptr) return mode->is(Kind::kString) ? mode->str().bytes : std::string();
+  return input.thinking_mode.value_or("");
+}
+
+void set_thinking(ChatInput& input, const std::string& mode) {
+  input.thinking_mode = mode;
+  if (input.kwargs.is(Kind::kDict) && input.kwargs.dict().find("thinking_mode") != nullptr)
+    input.kwargs = with(input.kwargs.dict(), "thinking_mode", Value::untrusted(mode));
 }
 
 Result<ChatInput> chat_input(const nlohmann::ordered_json& messages,

@@ -99,23 +99,24 @@ TEST_F(Eval, MessagesThatATemplateWouldPassOverAreRefused) {
     return items.ok() ? "was read" : items.status().to_string();
   };
   EXPECT_EQ(path_ +
-                ":2: messages[0].role is 'narrator', must be one of system, developer, user, "
+                ":2: messages[0].role: is 'narrator', must be one of system, developer, user, "
                 "assistant, tool",
             refused(R"([{"role": "narrator", "content": "What is 3 plus 4?"}])"));
-  EXPECT_EQ(path_ + ":2: messages[1].content must be a string or a list of parts",
+  EXPECT_EQ(path_ + ":2: messages[1].content: must be a string or a list of parts, is a number",
             refused(R"([{"role": "user", "content": "a"}, {"role": "user", "content": 5}])"));
-  EXPECT_EQ(path_ + ":2: messages[0].content must be a string or a list of parts",
+  EXPECT_EQ(path_ + ":2: messages[0].content: must be a string or a list of parts, is missing",
             refused(R"([{"role": "user"}])"));
-  EXPECT_EQ(path_ + ":2: messages is empty", refused("[]"));
+  EXPECT_EQ(path_ + ":2: messages: is empty", refused("[]"));
   const auto parts = [&](const std::string& list) {
     return refused(R"([{"role": "user", "content": [)" + list + "]}]");
   };
   const std::string at = path_ + ":2: messages[0].content[";
-  EXPECT_EQ(at + "0] must be an object", parts("5"));
-  EXPECT_EQ(at + "0].type must be text: the model takes nothing else", parts(R"({"text": "hi"})"));
-  EXPECT_EQ(at + "1].type must be text: the model takes nothing else",
+  EXPECT_EQ(at + "0]: must be an object, is a number", parts("5"));
+  EXPECT_EQ(at + "0].type: is missing, must be 'text': the model takes nothing else",
+            parts(R"({"text": "hi"})"));
+  EXPECT_EQ(at + "1].type: is 'image_url', must be 'text': the model takes nothing else",
             parts(R"({"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {}})"));
-  EXPECT_EQ(at + "0].text must be a string", parts(R"({"type": "text", "text": 5})"));
+  EXPECT_EQ(at + "0].text: must be a string", parts(R"({"type": "text", "text": 5})"));
   EXPECT_EQ("was read", parts(R"({"type": "text", "text": "hi"}, "and more")"));
   EXPECT_EQ("was read", refused(R"([{"role": "user", "content": "a"}, {"role": "assistant"}])"));
 }

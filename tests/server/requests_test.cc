@@ -83,6 +83,49 @@ TEST(Requests, LengthDefaultsToWhatTheContextLeaves) {
   EXPECT_EQ(spec_of(chat(R"("max_tokens": 9, "max_completion_tokens": 7)")).base.max_tokens, 7);
 }
 
+// A chat in a request and the same chat in a file are refused in the same words.
+TEST(Requests, ChatsAreRefusedAsInFiles) {
+  for (const char* chat :
+       {R"({"messages": []})", R"({"messages": [5]})",
+        R"({"messages": [{"role": "narrator", "content": "x"}]})",
+        R"({"messages": [{"role": "user"}]})",
+        R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
+        R"({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]})",
+        R"({"messages": [{"role": "assistant", "tool_calls": [
+               {"function": {"name": "f", "arguments": 5}}]}]})",
+        R"({"messages": [{"role": "tool", "content": "x"}]})",
+        R"({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]})",
+        R"({"messages": [{"role": "user", "content": "x"}], "tools": [
+               {"type": "function", "function": {"name": "a b"}}]})",
+        R"({"messages": [{"role": "user", "content": "x"}],
+               "chat_template_kwargs": {"thinking_mode": "maybe"}})"}) {
+    const auto file = read_chat(chat, "m.json");
+    ASSERT_FALSE(file.ok()) << chat;
+    Json body = Json::parse(chat);
+    body["model"] = "nano";
+    const auto request = parse_chat_request(body, model(), {});
+    const auto* error = std::get_if<ApiError>(&request);
+    ASSERT_NE(error, nullptr) << chat;
+    EXPECT_EQ("m.json: " + error->message, file.status().to_string());
+  }
+}
+
+TEST(Requests, ToolsOfTheOtherDialectAreCheckedToo) {
+  const auto refused = [](const std::string& tools) {
+    const auto result = parse_messages_request(
+        Json::parse(R"({"model": "nano", "max_tokens": 5, "messages": [{"role": "user",
+            "content": "Hi"}], "tools": )" +
+                    tools + "}"),
+        model(), {}, true);
+    const auto* error = std::get_if<ApiError>(&result);
+    return error == nullptr ? std::string("taken") : error->message;
+  };
+  EXPECT_EQ(refused(R"([{"name": "a b"}])"), "tools[0].name: " + std::string(kToolNameRule));
+  EXPECT_EQ(refused(R"([{"name": "f"}, {"name": "f"}])"),
+            "tools[1].name: is 'f', which an earlier tool has");
+  EXPECT_EQ(refused(R"([{"name": "f"}, {"name": "g"}])"), "taken");
+}
+
 // Random changes of a body: never anything but a spec or a 400/404 with a message.
 TEST(Requests, BrokenBodiesAreRefusedNotBelieved) {
   std::mt19937 random(3);

@@ -206,13 +206,47 @@ TEST(Chat, BadMessagesAreNamed) {
   EXPECT_EQ(error(R"([{"content": "x"}])"), "messages[0].role: not a string");
   EXPECT_EQ(error(R"([{"role": "user"}, {"role": "assistant", "tool_calls": 5}])"),
             "messages[1].tool_calls: not a list");
-  EXPECT_EQ(error(R"([{"role": "assistant", "tool_calls": [{"function": {"arguments": "[1"}}]}])"),
-            "messages[0].tool_calls[0].function.arguments: malformed JSON at byte 3");
-  EXPECT_EQ(error(R"([{"role": "assistant", "tool_calls": [{"function": {"arguments": "[]"}}]}])"),
-            "messages[0].tool_calls[0].function.arguments: the JSON text is not an object");
+  EXPECT_EQ(error(R"([{"role": "assistant", "tool_calls": [{"function": {"arguments": 5}}]}])"),
+            "messages[0].tool_calls[0].function.arguments: expected an object or JSON text of one");
   EXPECT_EQ(error(R"([{"role": "tool", "content": "x"}])"),
             "m3_structure.jinja: line 117: a tool message needs an assistant message with a tool "
             "call before it");
+}
+
+// Bad escapes are repaired; what is no object even then is kept as it is.
+TEST(Chat, ArgumentsThatAreNoObjectAreKept) {
+  const auto chat =
+      ChatTemplate::from_source("{{ messages[0].tool_calls[0].function.arguments | tojson }}", "t");
+  ASSERT_TRUE(chat.ok());
+  const auto rendered = [&](const std::string& arguments) {
+    const ordered_json messages = {
+        {{"role", "assistant"},
+         {"tool_calls", {{{"function", {{"name", "f"}, {"arguments", arguments}}}}}}}};
+    auto input = chat_input(ordered_json::array({messages[0]}), nullptr);
+    EXPECT_TRUE(input.ok());
+    const auto text = chat->render(*input);
+    EXPECT_TRUE(text.ok()) << text.status().to_string();
+    return text.ok() ? *text : std::string();
+  };
+  EXPECT_EQ(rendered(R"({"path": "C:\data"})"), R"({"path": "C:\\data"})");
+  EXPECT_EQ(rendered(R"({"re": "\d+\n", "q": "\""})"), rendered(R"({"re": "\\d+\n", "q": "\""})"));
+  EXPECT_EQ(rendered("[1"), R"({"_raw": "[1"})");
+  EXPECT_EQ(rendered("[]"), R"({"_raw": "[]"})");
+  EXPECT_EQ(rendered(""), "{}");
+}
+
+TEST(Chat, ThinkingModeOfKwargsIsTheOneTheTemplateSees) {
+  const auto chat = ChatTemplate::from_source("{{ thinking_mode }}", "t");
+  ASSERT_TRUE(chat.ok());
+  ChatInput input = conversation(R"({"messages": [], "thinking_mode": "enabled"})");
+  EXPECT_EQ(thinking_of(input), *chat->render(input));
+  input = conversation(R"({"messages": [], "thinking_mode": "enabled",
+                           "chat_template_kwargs": {"thinking_mode": "disabled"}})");
+  EXPECT_EQ(thinking_of(input), *chat->render(input));
+  EXPECT_EQ(thinking_of(input), "disabled");
+  set_thinking(input, "adaptive");
+  EXPECT_EQ(thinking_of(input), "adaptive");
+  EXPECT_EQ(*chat->render(input), "adaptive");
 }
 
 TEST(Chat, KwargsAreTemplateVariables) {

@@ -1,6 +1,7 @@
 // Any bytes as a request body of each route: a checked request, or an error whose own body is JSON.
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <string_view>
 
@@ -20,7 +21,10 @@ using monolayer::server::ServedModel;
 
 const ServedModel& model() {
   static const ServedModel made = [] {
-    const std::string folder = std::string(MONOLAYER_SOURCE_DIR) + "/assets/nano";
+    // A binary taken to another machine is told where the files are.
+    const char* moved = std::getenv("MONOLAYER_FUZZ_DATA");
+    const std::string folder =
+        std::string(moved != nullptr ? moved : MONOLAYER_SOURCE_DIR) + "/assets/nano";
     auto tokenizer = Tokenizer::load(folder);
     auto chat = ChatTemplate::load(folder);
     FUZZ_CHECK(tokenizer.ok() && chat.ok());
