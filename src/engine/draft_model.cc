@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "checkpoint/hub.h"
-
 namespace monolayer::engine {
 
 std::int64_t OpenDraft::block_bytes(const m3::ModelConfig& target) const {
@@ -13,8 +11,8 @@ std::int64_t OpenDraft::block_bytes(const m3::ModelConfig& target) const {
 
 Result<std::unique_ptr<OpenDraft>> open_draft(const std::string& draft,
                                               const m3::ModelConfig& target) {
-  ML_ASSIGN_OR_RETURN(std::string folder, resolve_model(draft));
-  ML_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(folder));
+  ML_ASSIGN_OR_RETURN(OpenCheckpoint opened, open_checkpoint(draft));
+  auto& [folder, checkpoint] = opened;
   ML_ASSIGN_OR_RETURN(
       m3::DraftConfig config,
       m3::parse_draft_config(checkpoint.config(), checkpoint.config_name(), target));

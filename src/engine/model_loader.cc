@@ -47,9 +47,15 @@ Status read_ids(const Json& root, const std::string& file, std::int64_t vocab,
 
 }  // namespace
 
-Result<std::unique_ptr<OpenModel>> open_model(const std::string& model) {
-  ML_ASSIGN_OR_RETURN(std::string folder, resolve_model(model));
+Result<OpenCheckpoint> open_checkpoint(const std::string& name) {
+  ML_ASSIGN_OR_RETURN(std::string folder, resolve_model(name));
   ML_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(folder));
+  return OpenCheckpoint{std::move(folder), std::move(checkpoint)};
+}
+
+Result<std::unique_ptr<OpenModel>> open_model(const std::string& model) {
+  ML_ASSIGN_OR_RETURN(OpenCheckpoint opened, open_checkpoint(model));
+  auto& [folder, checkpoint] = opened;
   ML_ASSIGN_OR_RETURN(m3::ModelConfig config,
                       m3::parse_config(checkpoint.config(), checkpoint.config_name()));
   return std::unique_ptr<OpenModel>(

@@ -23,7 +23,14 @@ struct OpenModel {
   m3::ModelConfig config;
 };
 
-// `model`: a folder, or a name in the Hugging Face cache. Memory: headers only.
+// Of a folder, or of a name in the Hugging Face cache. Memory: headers only.
+struct OpenCheckpoint {
+  std::string folder;
+  Checkpoint checkpoint;
+};
+Result<OpenCheckpoint> open_checkpoint(const std::string& name);
+
+// `model`: as above.
 Result<std::unique_ptr<OpenModel>> open_model(const std::string& model);
 
 // Binds every tensor and reads the files once, with progress. The result borrows from `model`.

@@ -151,14 +151,8 @@ void read_repeated(FieldReader& root, const Json& nested) {
 Result<ModelConfig> parse(const Json& json, const std::string& name) {
   ReadLog log;
   log.file = name;
-  if (!json.is_object()) {
-    return Status(Code::kInvalidFile, name, "must hold a JSON object, holds " + brief(json));
-  }
-  FieldReader root(json, "", log);
-  const Json* nested = root.object("text_config");
-  ML_RETURN_IF_ERROR(log.error);
-  FieldReader inner(nested != nullptr ? *nested : json, nested != nullptr ? "text_config." : "",
-                    log);
+  ML_ASSIGN_OR_RETURN(ConfigReaders readers, open_config(json, log));
+  auto& [root, inner, nested] = readers;
 
   ModelConfig config;
   read_identity(root);

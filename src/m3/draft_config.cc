@@ -86,14 +86,9 @@ void read_aux_layers(FieldReader& text, const ModelConfig& target, DraftConfig& 
 Result<DraftConfig> parse(const Json& json, const std::string& name, const ModelConfig& target) {
   ReadLog log;
   log.file = name;
-  if (!json.is_object()) {
-    return Status(Code::kInvalidFile, name, "must hold a JSON object, holds " + brief(json));
-  }
-  FieldReader root(json, "", log);
-  const Json* nested = root.object("text_config");
-  ML_RETURN_IF_ERROR(log.error);
-  FieldReader text(nested != nullptr ? *nested : json, nested != nullptr ? "text_config." : "",
-                   log);
+  ML_ASSIGN_OR_RETURN(ConfigReaders readers, open_config(json, log));
+  FieldReader& root = readers.root;
+  FieldReader& text = readers.text;
   DraftConfig config;
   read_architecture(root);
   const std::int64_t layers = text.integer("num_hidden_layers", 1, 1024);

@@ -188,4 +188,15 @@ std::vector<std::string> FieldReader::unknown() const {
   return result;
 }
 
+Result<ConfigReaders> open_config(const Json& json, ReadLog& log) {
+  if (!json.is_object())
+    return Status(Code::kInvalidFile, log.file, "must hold a JSON object, holds " + brief(json));
+  FieldReader root(json, "", log);
+  const Json* nested = root.object("text_config");
+  ML_RETURN_IF_ERROR(log.error);
+  FieldReader text(nested != nullptr ? *nested : json, nested != nullptr ? "text_config." : "",
+                   log);
+  return ConfigReaders{root, text, nested};
+}
+
 }  // namespace monolayer::m3

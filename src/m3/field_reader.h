@@ -82,4 +82,14 @@ class FieldReader {
   std::set<std::string, std::less<>> known_;
 };
 
+// The two objects that a config.json spreads its fields over: the file's own, and its text_config,
+// in whose place is the file's own where it has none.
+struct ConfigReaders {
+  FieldReader root, text;
+  const Json* nested = nullptr;  // the text_config, if there is one
+};
+// kInvalidFile for what is no object. The readers borrow from `json` and `log`, whose file is
+// named.
+Result<ConfigReaders> open_config(const Json& json, ReadLog& log);
+
 }  // namespace monolayer::m3
