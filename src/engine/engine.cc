@@ -78,8 +78,20 @@ Result<std::unique_ptr<Engine>> Engine::start(StepModel& model, const Tokenizer&
                   "is " + std::to_string(effective.scheduler.max_model_len) +
                       " tokens, the caches hold " + std::to_string(room));
   std::unique_ptr<Engine> engine(new Engine(model, tokenizer, effective, std::move(sink)));
+  ML_RETURN_IF_ERROR(engine->prepare());
   engine->thread_ = std::thread([raw = engine.get()] { raw->loop(); });
   return engine;
+}
+
+// Every pool a step draws on is made before the first one.
+Status Engine::prepare() {
+  const SchedulerOptions& s = options_.scheduler;
+  const std::int64_t rows = s.max_step_tokens;
+  const std::int64_t logit_rows =
+      std::min(rows, std::max(m3::kPageTokens, s.max_sequences * (s.speculative_tokens + 1)));
+  ML_RETURN_IF_ERROR(runner_.prepare_for(rows, s.max_model_len, logit_rows));
+  return options_.speculator == nullptr ? ok_status()
+                                        : options_.speculator->prepare_for(rows, s.max_sequences);
 }
 
 Engine::~Engine() {

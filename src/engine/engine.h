@@ -78,6 +78,7 @@ class Engine {
  private:
   struct Live;
   Engine(StepModel& model, const Tokenizer& tokenizer, const EngineOptions& options, Sink sink);
+  Status prepare();
   Status check(const Request& request) const;
   std::unique_ptr<Live> make(Request request);
   void loop();

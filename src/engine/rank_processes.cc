@@ -27,7 +27,7 @@ namespace {
 using std::chrono::seconds;
 
 // What rank 0 tells the others to do.
-enum class Order : std::int64_t { kStep = 1, kCapture = 2, kClose = 3 };
+enum class Order : std::int64_t { kStep = 1, kCapture = 2, kClose = 3, kPrepare = 4 };
 
 // False: the other end is gone, or has not taken all by then.
 bool write_all(int fd, const void* data, std::size_t bytes, const Deadline& deadline) {
@@ -64,9 +64,8 @@ bool read_all(int fd, void* data, std::size_t bytes) {
 // A message: its length in words, the order, then the order's words.
 using Message = std::vector<std::int64_t>;
 
-Message step_message(std::span<const cpu::StepSequence> sequences) {
-  Message m{0, static_cast<std::int64_t>(Order::kStep),
-            static_cast<std::int64_t>(sequences.size())};
+Message step_message(Order order, std::span<const cpu::StepSequence> sequences) {
+  Message m{0, static_cast<std::int64_t>(order), static_cast<std::int64_t>(sequences.size())};
   for (const cpu::StepSequence& s : sequences) {
     m.push_back(s.start);
     m.push_back(s.logit_rows);
@@ -210,6 +209,13 @@ int serve_rank(const OpenModel& model, const RankProcessOptions& options, int me
         rank.group->fail(status);
         return 1;
       }
+      case Order::kPrepare: {
+        const Received step(message);
+        status = rank.native->prepare_for(step.sequences, *rank.pool);
+        if (status.ok() || is_everybodys(status.code())) continue;
+        rank.group->fail(status);
+        return 1;
+      }
       case Order::kCapture:
         if (!rank.native->capture(std::span(message).subspan(2)).ok()) return 1;
         continue;
@@ -330,10 +336,16 @@ class RankZero final : public cpu::Native {
   Status step(std::span<const cpu::StepSequence> sequences, cpu::CachePool& /*cache*/,
               std::vector<float>& logits, m3::TraceSink* sink) override {
     ML_RETURN_IF_ERROR(rank_.group->status());
-    if (!processes_.tell(step_message(sequences))) return lost();
+    if (!processes_.tell(step_message(Order::kStep, sequences))) return lost();
     const Status status = rank_.native->step(sequences, *rank_.pool, logits, sink);
     if (!status.ok() && !is_everybodys(status.code())) rank_.group->fail(status);
     return status;
+  }
+  Status prepare_for(std::span<const cpu::StepSequence> largest,
+                     cpu::CachePool& /*cache*/) override {
+    ML_RETURN_IF_ERROR(rank_.group->status());
+    if (!processes_.tell(step_message(Order::kPrepare, largest))) return lost();
+    return rank_.native->prepare_for(largest, *rank_.pool);
   }
   Status capture(std::span<const std::int64_t> layers) override {
     Message message{static_cast<std::int64_t>(layers.size()) + 2,

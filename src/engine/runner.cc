@@ -1,6 +1,9 @@
 #include "engine/runner.h"
 
 #include <algorithm>
+#include <new>
+#include <numeric>
+#include <string>
 
 namespace monolayer::engine {
 
@@ -32,6 +35,37 @@ Status Runner::run_some(std::span<const ScheduledSequence> items, std::vector<fl
     inputs_.push_back(input);
   }
   return model_.step(inputs_, logits);
+}
+
+Status Runner::prepare_for(std::int64_t rows, std::int64_t length, std::int64_t logit_rows) {
+  constexpr std::int64_t kBlock = m3::kPageTokens;
+  try {
+    // The end of the longest context; further sequences, where there are blocks, for further rows.
+    std::vector<std::int32_t> pages(static_cast<std::size_t>(model_.blocks()));
+    std::iota(pages.begin(), pages.end(), 0);
+    const std::vector<std::int32_t> tokens(static_cast<std::size_t>(std::min(rows, length)));
+    std::vector<cpu::StepSequence> largest;
+    std::int64_t with_logits = 0;
+    for (std::int64_t block = 0, left = rows; left > 0;) {
+      const std::int64_t blocks = std::min((length + kBlock - 1) / kBlock, model_.blocks() - block);
+      const std::int64_t count = std::min({left, length, blocks * kBlock});
+      if (count < 1) break;
+      cpu::StepSequence sequence;
+      sequence.tokens = std::span(tokens).first(static_cast<std::size_t>(count));
+      sequence.start = largest.empty() ? length - count : 0;
+      sequence.pages = std::span(pages).subspan(static_cast<std::size_t>(block));
+      sequence.logit_rows = std::min(logit_rows - with_logits, count);
+      with_logits += sequence.logit_rows;
+      largest.push_back(sequence);
+      left -= count;
+      block += blocks;
+    }
+    logits_.reserve(static_cast<std::size_t>(with_logits * model_.vocab_size()));
+    return largest.empty() ? ok_status() : model_.prepare_for(largest);
+  } catch (const std::bad_alloc&) {
+    return {Code::kResourceExhausted, "step",
+            "no memory for the logits of " + std::to_string(logit_rows) + " rows"};
+  }
 }
 
 std::vector<Status> Runner::run(const ScheduledStep& step) {

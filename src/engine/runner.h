@@ -19,6 +19,9 @@ class Runner {
  public:
   Runner(StepModel& model, const BlockManager& blocks) : model_(model), blocks_(blocks) {}
 
+  // Makes the memory of steps of up to `rows` rows of contexts up to `length`, with logits of up to
+  // `logit_rows` rows.
+  Status prepare_for(std::int64_t rows, std::int64_t length, std::int64_t logit_rows);
   // Status of each sequence of the step. When a step of several fails, each is run alone, so that
   // one that cannot be computed fails alone, unless its error stops the engine.
   std::vector<Status> run(const ScheduledStep& step);

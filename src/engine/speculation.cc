@@ -269,6 +269,13 @@ void Speculator::accept(const ScheduledStep& step, std::size_t index, std::int64
   keep(sequence, item.start, combined_.data() + first_rows_[index] * config_.hidden_size, rows);
 }
 
+Status Speculator::prepare_for(std::int64_t rows, std::int64_t sequences) {
+  combined_.reserve(static_cast<std::size_t>(rows * config_.hidden_size));
+  first_rows_.reserve(static_cast<std::size_t>(sequences));
+  proposals_.reserve(static_cast<std::size_t>(sequences));
+  return draft_.prepare_for(rows, sequences, pool_);
+}
+
 void Speculator::poison(std::int32_t block) {
   const cpu::LayerCache& layer = pool_.layer(0);
   std::memset(layer.k + block * layer.page_bytes, 0xff, static_cast<std::size_t>(layer.page_bytes));

@@ -70,6 +70,8 @@ class Speculator {
   // The first `rows` rows of a decoding item were final. Call before the next step.
   void accept(const ScheduledStep& step, std::size_t item, std::int64_t rows);
   // Makes a dead block's draft entries into values no result survives (tests).
+  // Makes the memory of steps of up to so many rows, of `sequences` sequences.
+  Status prepare_for(std::int64_t rows, std::int64_t sequences);
   void poison(std::int32_t block);
 
  private:

@@ -21,6 +21,8 @@ class StepModel {
   // As cpu::Native::step(): writes the rows' cache entries, returns the logits of each sequence's
   // last logit_rows rows, in order. Nothing is written when the step is refused.
   virtual Status step(std::span<const cpu::StepSequence> sequences, std::vector<float>& logits) = 0;
+  // As cpu::Native::prepare_for().
+  virtual Status prepare_for(std::span<const cpu::StepSequence> /*largest*/) { return {}; }
   virtual std::int64_t vocab_size() const = 0;
   virtual std::int64_t blocks() const = 0;
   // States of the target's layers that a draft reads, of all rows of the last step; empty where
@@ -42,6 +44,9 @@ class NativeModel : public StepModel {
   Status step(std::span<const cpu::StepSequence> sequences, std::vector<float>& logits) override {
     ML_RETURN_IF_ERROR(native_.step(sequences, pool_, logits, nullptr));
     return still_valid_ ? still_valid_() : ok_status();
+  }
+  Status prepare_for(std::span<const cpu::StepSequence> largest) override {
+    return native_.prepare_for(largest, pool_);
   }
   std::int64_t vocab_size() const override { return config_.vocab_size; }
   std::int64_t blocks() const override { return pool_.pages(); }

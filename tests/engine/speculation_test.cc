@@ -277,7 +277,7 @@ TEST_F(Speculation, ABrokenDraftIsSwitchedOff) {
 }
 
 // Two requests that need 45 % of the caches each run side by side.
-TEST_F(Speculation, FaultA9_TwoRequestsOf45PercentOfTheCachesRunTogether) {
+TEST_F(Speculation, FaultA9_Vllm51494_TwoRequestsOf45PercentOfTheCachesRunTogether) {
   const auto harness = engine({.blocks = 40, .step_tokens = 1024});
   std::vector<std::uint64_t> ids;
   for (std::uint32_t i = 0; i < 2; ++i)
@@ -303,7 +303,7 @@ std::int64_t resident_peak() {
 
 // No reader may copy the draft's pool: with 512 MiB of it, a long cached prompt must not move the
 // peak by more than its own working set.
-TEST_F(Speculation, Conformance15_FaultC19_NothingGrowsWithThePool) {
+TEST_F(Speculation, Conformance15_FaultC19_Atom2106_NothingGrowsWithThePool) {
   const auto harness = engine({.blocks = 8192, .step_tokens = 1024});
   const auto pool = static_cast<std::int64_t>(draft_pool_->bytes());
   ASSERT_GE(pool, std::int64_t{512} << 20);

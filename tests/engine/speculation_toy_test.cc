@@ -293,7 +293,7 @@ TEST(SpeculationLaw, SyntheticAcceptanceKeepsMinTokens) {
 }
 
 // Fault F38: forced tokens of one byte each, in runs of any length, give whole characters.
-TEST(SpeculationText, FaultF38_CharactersOfManyBytesStreamWhole) {
+TEST(SpeculationText, FaultF38_Ferrox124_CharactersOfManyBytesStreamWhole) {
   const std::string text =
       "ďábelské 🙂 日本 👨‍👩‍👧 é́ \xf0\x9f\x87\xa8\xf0\x9f\x87\xbf.";
   ToyModel model(256, [&](std::int32_t, std::int64_t position, float* out) {

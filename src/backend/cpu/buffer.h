@@ -1,12 +1,19 @@
 // Aligned scratch memory that grows and is never cleared.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
 
 namespace monolayer::cpu {
+
+// How often any buffer of the process has grown: what was sized at the start does not grow later.
+inline std::atomic<std::int64_t>& buffer_growths() {
+  static std::atomic<std::int64_t> count{0};
+  return count;
+}
 
 // Contents are undefined after reserve(). Throws std::bad_alloc; callers own the boundary. A buffer
 // may also borrow another's memory, which must stay where it is meanwhile.
@@ -15,6 +22,7 @@ class Buffer {
  public:
   void reserve(std::int64_t count) {
     if (count <= capacity_) return;
+    buffer_growths().fetch_add(1, std::memory_order_relaxed);
     memory_.reset();
     at_ = nullptr;
     capacity_ = 0;

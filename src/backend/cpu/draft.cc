@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -126,6 +127,34 @@ class CpuDraft final : public Draft {
     }
     add_traffic();
     return propose(proposals);
+  }
+
+  // Rows of places from 1 on, one after the other; contexts longer than that take no more memory.
+  Status prepare_for(std::int64_t rows, std::int64_t proposals, CachePool& cache) override {
+    rows = std::min(rows, std::min(cache.pages() * m3::kPageTokens, shape_.max_positions) - 1);
+    if (rows < 1) return {};
+    proposals = std::min(proposals, rows);
+    try {
+      const std::vector<std::int32_t> tokens(static_cast<std::size_t>(rows));
+      std::vector<std::int32_t> pages(static_cast<std::size_t>(rows / m3::kPageTokens + 1));
+      std::iota(pages.begin(), pages.end(), 0);
+      const StepSequence largest{tokens, 1, pages, proposals};
+      ML_RETURN_IF_ERROR(plan_.build({&largest, 1}, shape_, cache));
+      const StepContext step{shape_, tiles_, plan_, cache.caches(), act_, kRowTile};
+      reserve(step);
+      const AttentionPlan plan = plan_attention(step, false);
+      act_.attention_partials.reserve(std::max(kWaveFloats, plan.partial_floats));
+      const std::int64_t floats = std::max(attention_scratch(step, plan), fc_.cols);
+      for (WorkerScratch& scratch : scratch_) scratch.floats.reserve(floats);
+      wide_.reserve(rows * padded_columns(Format::kBF16, fc_.cols));
+      plan_dense(step, layer_, mlp_);
+      act_.mlp.reserve(mlp_.slots() * mlp_.slot_stride);
+      logits_.reserve(static_cast<std::size_t>(proposals * head_.rows));
+      inputs_.reserve(static_cast<std::size_t>(proposals));
+    } catch (const std::bad_alloc&) {
+      return {Code::kResourceExhausted, "draft", "no memory for its activations"};
+    }
+    return {};
   }
 
   std::span<const float> logits() const override { return logits_; }

@@ -57,6 +57,9 @@ class Draft {
   // logits are kInternal.
   virtual Status step(std::span<const DraftSequence> sequences, CachePool& cache,
                       std::vector<Proposal>& proposals) = 0;
+  // Makes the memory of steps of so many rows, `proposals` of which propose. Smaller ones then take
+  // none that is not returned at their end.
+  virtual Status prepare_for(std::int64_t rows, std::int64_t proposals, CachePool& cache) = 0;
   // The logits behind the last step's proposals, [proposals, draft_vocab_size].
   virtual std::span<const float> logits() const = 0;
   virtual const Traffic& total_traffic() const = 0;

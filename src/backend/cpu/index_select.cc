@@ -56,6 +56,11 @@ ScoreSlab next_score_slab(const StepContext& step, std::int64_t begin) {
   return slab;
 }
 
+std::int64_t score_floats(const m3::ModelConfig& config, std::int64_t rows, std::int64_t blocks) {
+  const std::int64_t row = config.index_heads * blocks;
+  return std::max(row, std::min(rows * row, kScoreBudget));
+}
+
 std::vector<ScoreTile> score_tiles(const StepContext& step, const ScoreSlab& slab, bool all) {
   std::vector<ScoreTile> result;
   for (const RowTile& tile :

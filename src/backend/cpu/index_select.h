@@ -23,6 +23,9 @@ struct ScoreSlab {
 // Rows from `begin` on whose scores fit in the budget; at least one row.
 ScoreSlab next_score_slab(const StepContext& step, std::int64_t begin);
 
+// Floats of the largest slab of a step of `rows` rows with at most so many blocks.
+std::int64_t score_floats(const m3::ModelConfig& config, std::int64_t rows, std::int64_t blocks);
+
 // One piece of scoring work: a tile of rows against one page of index keys.
 struct ScoreTile {
   RowTile tile;

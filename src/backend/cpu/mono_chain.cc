@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -112,6 +113,17 @@ class MonoChain::Paths final : public mono::StepPaths {
   m3::TraceSink* const sink_;
 };
 
+// A step that is prepared and then abandoned.
+class MonoChain::Preparation final : public mono::StepPaths {
+ public:
+  explicit Preparation(const ml_step& step) : step_(step) {}
+  Status run_native() override { return {}; }
+  Status run_mono(mono::Library& library) override { return library.prepare_step(step_); }
+
+ private:
+  const ml_step& step_;
+};
+
 MonoChain::MonoChain(m3::ModelConfig config, ModelView view, ThreadTeam& team, const Tiles& tiles,
                      const NativeOptions& options, Result<mono::LibraryInput> layers)
     : NativeChain(std::move(config), std::move(view), team, tiles, options),
@@ -196,6 +208,42 @@ Status MonoChain::bind(const StepContext& step) {
     ML_RETURN_IF_ERROR(lifecycle_.bind_index(cache.layer_id, cache.index, cache.index_scale));
   }
   return {};
+}
+
+// The fused path's own memory, by as many rows as it takes at the longest context: two sequences
+// with the same prefix, where there are pages for the second one's last tokens.
+Status MonoChain::prepare_for(std::span<const StepSequence> largest, CachePool& cache) {
+  ML_RETURN_IF_ERROR(NativeChain::prepare_for(largest, cache));
+  if (choices_ != nullptr) return {};
+  const StepSequence& whole = largest.front();
+  const auto given = static_cast<std::int64_t>(whole.tokens.size());
+  const std::int64_t length = std::min(whole.start + given, context_limit(config_, cache.caches()));
+  const std::int64_t query = std::min({std::int64_t{mono::kMaxQueryLength}, length, given});
+  const std::int64_t start = length - query;
+  try {
+    const std::int64_t first = start / m3::kPageTokens, last = (length - 1) / m3::kPageTokens;
+    const auto table = whole.pages.first(static_cast<std::size_t>(last + 1));
+    std::vector<std::int32_t> pages(table.begin(), table.end());
+    std::vector<StepSequence> sequences{
+        {whole.tokens.first(static_cast<std::size_t>(query)), start, table, 1}};
+    std::int32_t spare = 1 + *std::max_element(pages.begin(), pages.end());
+    if (spare + last - first < cache.pages()) {
+      for (std::int64_t i = first; i <= last; ++i) pages[static_cast<std::size_t>(i)] = spare++;
+      sequences.push_back(sequences.front());
+      sequences.back().pages = pages;
+    }
+    ML_RETURN_IF_ERROR(plan_.build(sequences, config_, cache));
+    const StepContext step{config_, tiles_,    plan_,           cache.caches(),
+                           act_,    row_tile_, kParts / ranks()};
+    hidden_.reserve(static_cast<std::size_t>(mono::kMaxRows * config_.hidden_size));
+    no_residual_.resize(hidden_.capacity(), f32_to_bf16(-0.0F));
+    ML_RETURN_IF_ERROR(bind(step));
+    const ml_step prepared = library_step(step);
+    Preparation paths(prepared);
+    return driver_->step(shape_of(step), generation_, paths);
+  } catch (const std::bad_alloc&) {
+    return {Code::kResourceExhausted, "step", "no memory for the fused path"};
+  }
 }
 
 ml_step MonoChain::library_step(const StepContext& step) {

@@ -26,12 +26,15 @@ class MonoChain : public NativeChain {
   const MonoExecutor* executor();
   double prepare_seconds() const { return prepare_seconds_; }  // of the last fused step, host only
   Status close() override;
+  // Also makes the library, where a step may be fused; a policy counts that as a fused step.
+  Status prepare_for(std::span<const StepSequence> largest, CachePool& cache) override;
 
  protected:
   Status run_layers(const StepContext& step, m3::TraceSink* sink) override;
 
  private:
   class Paths;
+  class Preparation;
   // A step as the library takes it; pointers into the step's plan where one table serves as it is.
   struct StepArrays {
     std::vector<std::int32_t> query_lens, seq_lens, main_table, index_table;

@@ -89,6 +89,23 @@ NativeChain::NativeChain(m3::ModelConfig config, ModelView view, ThreadTeam& tea
       rope_(config_.rope_theta, config_.rotary_dim, options.rotary),
       scratch_(static_cast<std::size_t>(team.size())) {}
 
+Status NativeChain::prepare_for(std::span<const StepSequence> largest, CachePool& cache) {
+  if (!cache.fits(config_)) {
+    return {Code::kInvalidArgument, "cache", "the pool was made for another model"};
+  }
+  try {
+    ML_RETURN_IF_ERROR(plan_.build(largest, config_, cache));
+    const StepContext step{config_, tiles_,    plan_,           cache.caches(),
+                           act_,    row_tile_, kParts / ranks()};
+    reserve(step);
+    reserve_stages(step);
+  } catch (const std::bad_alloc&) {
+    return {Code::kResourceExhausted, "step",
+            "no memory for the activations of " + std::to_string(plan_.rows()) + " rows"};
+  }
+  return {};
+}
+
 Status NativeChain::step(std::span<const StepSequence> sequences, CachePool& cache,
                          std::vector<float>& logits, m3::TraceSink* sink) {
   if (!cache.fits(config_)) {

@@ -139,6 +139,13 @@ class Native {
   virtual Status step(std::span<const StepSequence> sequences, CachePool& cache,
                       std::vector<float>& logits, m3::TraceSink* sink) = 0;
 
+  // Makes the memory of steps like this one: as many rows, as long a context, logits of as many
+  // rows. Smaller steps then take no memory that is not returned at their end. Checked like a step;
+  // nothing is computed or written. Collective over the group.
+  virtual Status prepare_for(std::span<const StepSequence> /*largest*/, CachePool& /*cache*/) {
+    return {};
+  }
+
   // Traffic of the last step and since creation.
   virtual const Traffic& last_traffic() const = 0;
   virtual const Traffic& total_traffic() const = 0;

@@ -55,6 +55,48 @@ void NativeChain::reserve(const StepContext& step) {
       {c.head_dim, c.index_dim, c.num_experts, split_scratch(step), gate_up_scratch(step)}));
 }
 
+void NativeChain::reserve_stages(const StepContext& step) {
+  const m3::ModelConfig& c = config_;
+  const std::int64_t rows = plan_.rows(), logit_rows = plan_.logit_rows();
+  for (const bool sparse : {false, true}) {
+    if (sparse && !c.any_sparse()) continue;
+    const AttentionPlan plan = plan_attention(step, sparse);
+    act_.attention_partials.reserve(std::max(kWaveFloats, plan.partial_floats));
+    reserve_scratch(attention_scratch(step, plan));
+  }
+  if (c.any_sparse()) {
+    std::int64_t blocks = 0;
+    for (std::int64_t r = 0; r < rows; ++r)
+      blocks = std::max(blocks, existing_blocks(c, plan_.row(r).position));
+    reserve_scratch(score_scratch(c));
+    act_.block_scores.reserve(score_floats(c, rows, blocks));
+    for (WorkerScratch& scratch : scratch_) scratch.ids.reserve(static_cast<std::size_t>(blocks));
+  }
+  for (const LayerView& view : view_.layers) {
+    const auto stride = [&](const MlpView& mlp) {
+      return mlp.empty() ? 0 : SplitLayout(mlp.down.format, mlp.down.cols, step.parts).size();
+    };
+    std::int64_t slots = rows, widest = stride(view.moe ? view.shared : view.dense);
+    if (view.moe) {
+      slots = rows * (c.experts_per_token + (view.shared.empty() ? 0 : 1));
+      for (const MlpView& expert : view.experts) widest = std::max(widest, stride(expert));
+    }
+    act_.mlp.reserve(slots * widest);
+    for (int kind = 0; view.moe && kind < kActivationKinds; ++kind) {
+      if ((mlp_kinds(view) >> kind & 1U) == 0) continue;
+      act_.gathered[static_cast<std::size_t>(kind)].reserve(slots *
+                                                            permuted_size(kind, c.hidden_size));
+    }
+  }
+  const int kind = activation_kind(view_.lm_head.format);
+  act_.gathered[static_cast<std::size_t>(kind)].reserve(logit_rows *
+                                                        permuted_size(kind, c.hidden_size));
+  kept_.reserve(static_cast<std::size_t>(rows * c.hidden_size) * kept_layers_.size());
+  if (group_ == nullptr) return;
+  shard_.reserve(static_cast<std::size_t>(logit_rows * view_.lm_head.rows));
+  shards_.reserve(static_cast<std::size_t>(logit_rows * view_.lm_head.rows * ranks()));
+}
+
 Status NativeChain::run(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink) {
   reserve(step);
   each_share(plan_.rows(), [&](Range rows, WorkerScratch&) {

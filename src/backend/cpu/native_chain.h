@@ -27,6 +27,7 @@ class NativeChain : public Native {
 
   Status step(std::span<const StepSequence> sequences, CachePool& cache, std::vector<float>& logits,
               m3::TraceSink* sink) override;
+  Status prepare_for(std::span<const StepSequence> largest, CachePool& cache) override;
   const Traffic& last_traffic() const override { return last_; }
   const Traffic& total_traffic() const override { return total_; }
   const PathCounts& paths() const override { return paths_; }
@@ -42,6 +43,8 @@ class NativeChain : public Native {
 
   Status run(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink);
   void reserve(const StepContext& step);
+  // What the stages after the first take as they go, for a step as large.
+  void reserve_stages(const StepContext& step);
   // Keeps act_.hidden if the stream entering `layer` was asked for.
   void keep_rows(std::int64_t layer);
   Status attention_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);

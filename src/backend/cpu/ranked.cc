@@ -67,6 +67,7 @@ class Ranked final : public Native {
 
   Status start(const m3::ModelConfig& config, const m3::ModelWeights& weights,
                const RankedOptions& options, const NativeOptions& native, int threads_each) {
+    vocab_size_ = config.vocab_size;
     const auto size = static_cast<std::int64_t>(ranks_.size());
     for (std::int64_t r = 0; r < size; ++r) {
       Rank& rank = ranks_[static_cast<std::size_t>(r)];
@@ -107,6 +108,19 @@ class Ranked final : public Native {
     logits = ranks_[0].logits;
     return {};
   }
+  Status prepare_for(std::span<const StepSequence> largest, CachePool& /*cache*/) override {
+    std::int64_t logit_rows = 0;
+    for (const StepSequence& s : largest) logit_rows += s.logit_rows;
+    drivers_->each([&](int r) {
+      Rank& rank = ranks_[static_cast<std::size_t>(r)];
+      rank.status = rank.native->prepare_for(largest, *rank.pool);
+    });
+    for (Rank& rank : ranks_) {
+      ML_RETURN_IF_ERROR(rank.status);
+      rank.logits.reserve(static_cast<std::size_t>(logit_rows * vocab_size_));
+    }
+    return {};
+  }
   const Traffic& last_traffic() const override { return last_; }
   const Traffic& total_traffic() const override { return total_; }
   const PathCounts& paths() const override { return ranks_[0].native->paths(); }
@@ -128,6 +142,7 @@ class Ranked final : public Native {
   std::unique_ptr<ThreadTeam> drivers_;  // one thread per rank
   std::vector<std::unique_ptr<tp::Group>> groups_;
   std::vector<Rank> ranks_;
+  std::int64_t vocab_size_ = 0;
   Traffic last_, total_;
 };
 
