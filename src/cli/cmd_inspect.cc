@@ -39,8 +39,7 @@ void add_inspect(Program& program) {
       });
   program.flags.folder(app, "model", flags->model, "Folder, or a name in the Hugging Face cache")
       ->required();
-  program.flags.integer(app, "--tensor-parallel-size", flags->ranks, 1, 1024,
-                        "Ranks of the deployment that the fused path's conditions are checked for");
+  add_ranks(program.flags, app, flags->ranks);
   program.flags.choice(app, "--kv-cache-dtype", flags->kv_cache_dtype,
                        {"auto", "bf16", "fp8", "fp8_e4m3"}, "Its KV cache type");
   program.flags.toggle(app, "--json", flags->json, "Print JSON");

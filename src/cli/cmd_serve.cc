@@ -99,9 +99,15 @@ Status run_serve(ServeFlags& flags) {
     std::fprintf(stderr, "listening on http://%s:%u\n", options.host.c_str(),
                  static_cast<unsigned>(port));
   };
-  options.on_ready = [progress](const server::Json& info) {
+  options.on_ready = [progress, wanted = options.num_blocks](const server::Json& info) {
     progress->finish();
     const server::Json& e = info.at("effective");
+    const auto blocks = e.at("num_gpu_blocks").get<std::int64_t>();
+    if (wanted > blocks)
+      std::fprintf(stderr,
+                   "--num-gpu-blocks-override: %lld blocks are more than the longest context has, "
+                   "%lld are made\n",
+                   static_cast<long long>(wanted), static_cast<long long>(blocks));
     std::fprintf(stderr, "path: %s (%s)\n", e.at("path").get<std::string>().c_str(),
                  e.at("path_reason").get<std::string>().c_str());
     std::fprintf(stderr, "%s KV cache size: %lld tokens\n",

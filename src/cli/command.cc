@@ -16,11 +16,15 @@ Result<std::string> model_or_embedded(const std::string& flag) {
   return engine::embedded_model_folder();
 }
 
+CLI::Option* add_ranks(Flags& flags, CLI::App& app, std::int64_t& ranks) {
+  return flags.one_of(app, "--tensor-parallel-size", ranks, {1, 2, 4, 8}, "Ranks");
+}
+
 void RunFlags::add(Flags& flags, CLI::App& app, std::vector<std::string> paths, bool threads_flag) {
   path = paths.front();
   flags.choice(app, "--path", path, std::move(paths), "How the model is computed");
   flags.choice(app, "--backend", backend, {"cpu", "cuda"}, "Device");
-  flags.integer(app, "--tensor-parallel-size", tensor_parallel_size, 1, 64, "Ranks");
+  add_ranks(flags, app, tensor_parallel_size);
   if (threads_flag)
     flags.integer(app, "--threads", threads, 0, 1024, "Worker threads; 0: one per physical core");
   flags.choice(app, "--kv-cache-dtype", kv_cache_dtype, {"auto", "bf16", "fp8", "fp8_e4m3"},
@@ -28,13 +32,9 @@ void RunFlags::add(Flags& flags, CLI::App& app, std::vector<std::string> paths, 
 }
 
 Status RunFlags::check() const {
-  const std::int64_t ranks = tensor_parallel_size;
-  if (ranks != 1 && ranks != 2 && ranks != 4 && ranks != 8)
+  if (path == "reference" && tensor_parallel_size > 1)
     return {Code::kUnsupported, "--tensor-parallel-size",
-            "is " + std::to_string(ranks) + ", not one of 1, 2, 4, 8"};
-  if (path == "reference" && ranks > 1)
-    return {Code::kUnsupported, "--tensor-parallel-size",
-            "is " + std::to_string(ranks) + "; the reference path runs on 1"};
+            "is " + std::to_string(tensor_parallel_size) + "; the reference path runs on 1"};
   return ok_status();
 }
 

@@ -39,6 +39,9 @@ void add_completion(Program& program);
 // The model named by a flag, or the embedded one.
 Result<std::string> model_or_embedded(const std::string& flag);
 
+// --tensor-parallel-size, with the sizes there are.
+CLI::Option* add_ranks(Flags& flags, CLI::App& app, std::int64_t& ranks);
+
 // Flags that say where and how a model runs; shared by generate, trace and bench.
 struct RunFlags {
   std::string path = "auto";

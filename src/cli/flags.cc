@@ -1,5 +1,6 @@
 #include "cli/flags.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -52,6 +53,21 @@ CLI::Option* Flags::integer(CLI::App& app, const std::string& name, std::int64_t
       },
       help);
   return remember(option->type_name("N"), {});
+}
+
+CLI::Option* Flags::one_of(CLI::App& app, const std::string& name, std::int64_t& value,
+                           std::vector<std::int64_t> values, const std::string& help) {
+  std::vector<std::string> words;
+  for (const std::int64_t each : values) words.push_back(std::to_string(each));
+  CLI::Option* option = app.add_option_function<std::string>(
+      name,
+      [&value, name, words](const std::string& text) {
+        if (std::find(words.begin(), words.end(), text) == words.end())
+          throw CLI::ValidationError(name, "'" + text + "' is not one of " + join(words));
+        parse_whole(text, value);
+      },
+      help + " (" + join(words) + ")");
+  return remember(option->type_name("N"), {Completion::Kind::kChoice, words});
 }
 
 CLI::Option* Flags::seed(CLI::App& app, const std::string& name, std::uint64_t& value,

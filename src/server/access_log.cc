@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -40,10 +41,11 @@ Result<std::unique_ptr<AccessLog>> AccessLog::open(const std::string& path) {
   if (fd < 0)
     return Status(Code::kIoError, path, std::string("not opened: ") + std::strerror(errno));
   if (fd != STDERR_FILENO) ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
-  return std::unique_ptr<AccessLog>(new AccessLog(fd));
+  return std::unique_ptr<AccessLog>(new AccessLog(fd, path));
 }
 
-AccessLog::AccessLog(int fd) : state_(std::make_shared<State>(fd)) {
+AccessLog::AccessLog(int fd, std::string path)
+    : state_(std::make_shared<State>(fd, std::move(path))) {
   thread_ = std::thread([state = state_] { state->loop(); });
 }
 
@@ -87,7 +89,12 @@ bool AccessLog::State::write_line(std::string line) {
   while (at < line.size()) {
     const ssize_t done = ::write(fd, line.data() + at, line.size() - at);
     if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) break;
+    if (done <= 0) {
+      if (!std::exchange(warned, true))
+        std::fprintf(stderr, "monolayer: warning: %s: request log not written: %s\n", path.c_str(),
+                     std::strerror(errno));
+      break;
+    }
     at += static_cast<std::size_t>(done);
   }
   if (at > 0) cut = at < line.size();

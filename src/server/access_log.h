@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "core/status.h"
 #include "server/http.h"
@@ -24,28 +25,31 @@ class AccessLog {
   AccessLog& operator=(const AccessLog&) = delete;
 
   // Any thread; never waits for the file. Lines that find a full queue or cannot be written are
-  // counted and dropped, and the next line says how many.
+  // counted and dropped, and the next line says how many. The first that cannot be written is
+  // reported on standard error.
   void add(Access access);
 
  private:
-  explicit AccessLog(int fd);
+  AccessLog(int fd, std::string path);
 
   struct Line {
     Access access;
     double time = 0;
   };
   struct State {
-    explicit State(int file) : fd(file) {}
+    State(int file, std::string name) : fd(file), path(std::move(name)) {}
     ~State();
     void loop();
     bool write_line(std::string line);
 
     int fd;
+    std::string path;
     std::mutex mutex;
     std::condition_variable wake;
     std::deque<Line> queue;
     std::int64_t dropped = 0;
-    bool cut = false;  // the file ends within a line
+    bool cut = false;     // the file ends within a line
+    bool warned = false;  // that a line could not be written
     bool stop = false, ended = false;
   };
   std::shared_ptr<State> state_;  // also the thread's

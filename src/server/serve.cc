@@ -9,11 +9,11 @@
 #include <thread>
 #include <utility>
 
-#include "checkpoint/text_io.h"
 #include "engine/draft_model.h"
 #include "engine/engine.h"
 #include "engine/native_run.h"
 #include "server/access_log.h"
+#include "server/served_model.h"
 #include "server/service.h"
 
 namespace monolayer::server {
@@ -54,32 +54,6 @@ Result<std::int64_t> pool_tokens(const ServeOptions& options, const m3::ModelCon
   return std::min(pages * m3::kPageTokens, config.max_positions);
 }
 
-Result<std::shared_ptr<ServedModel>> served_model(const ServeOptions& options,
-                                                  const engine::OpenModel& model,
-                                                  std::int64_t length) {
-  ML_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(model.folder));
-  ML_ASSIGN_OR_RETURN(auto defaults, engine::generation_defaults(model.folder, model.config));
-  auto chat = ChatTemplate::load(model.folder);
-  auto served = std::shared_ptr<ServedModel>(
-      new ServedModel{options.served_names, std::move(tokenizer), std::nullopt, "",
-                      model.config.vocab_size, length, std::move(defaults), Json::object()});
-  if (chat.ok()) {
-    served->chat = *std::move(chat);
-  } else {
-    served->chat_missing = chat.status().to_string();
-  }
-  if (!options.chat_template_kwargs.empty()) {
-    constexpr const char* kFlag = "--default-chat-template-kwargs";
-    const auto kwargs = parse_json(options.chat_template_kwargs, kFlag);  // no key twice
-    if (!kwargs.ok())
-      return Status(Code::kInvalidArgument, kFlag,
-                    "must be a JSON object; " + kwargs.status().message());
-    if (!kwargs->is_object()) return Status(Code::kInvalidArgument, kFlag, "must be a JSON object");
-    served->chat_defaults = *kwargs;
-  }
-  return served;
-}
-
 std::int64_t draft_block_bytes(const Loaded& loaded) {
   return loaded.draft == nullptr ? 0 : loaded.draft->block_bytes(loaded.model->config);
 }
@@ -110,7 +84,8 @@ Result<std::unique_ptr<Loaded>> prepare(const ServeOptions& options) {
   if (loaded->draft != nullptr) scheduler.speculative_tokens = options.speculation.options.tokens;
   ML_RETURN_IF_ERROR(engine::Scheduler::check(scheduler));
   ML_ASSIGN_OR_RETURN(loaded->served,
-                      served_model(options, *loaded->model, scheduler.max_model_len));
+                      served_model(*loaded->model, options.served_names, scheduler.max_model_len,
+                                   options.chat_template_kwargs));
   return loaded;
 }
 
@@ -176,6 +151,7 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
       {"max_num_batched_tokens", options.max_num_batched_tokens},
       {"kv_cache_dtype", options.kv_cache_dtype},
       {"kv_cache_tokens", loaded.run->pool().pages() * m3::kPageTokens},
+      {"num_gpu_blocks", loaded.run->pool().pages()},
       {"kv_cache_bytes", loaded.run->pool().bytes()},
       {"prefix_caching", options.prefix_caching},
       {"chunked_prefill", options.chunked_prefill},
@@ -193,7 +169,7 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
 
 Status serve(const ServeOptions& options) {
   const auto started = std::chrono::steady_clock::now();
-  ML_ASSIGN_OR_RETURN(const std::unique_ptr<Loaded> loaded, prepare(options));
+  ML_ASSIGN_OR_RETURN(std::unique_ptr<Loaded> loaded, prepare(options));
   ML_RETURN_IF_ERROR(start_processes(options, *loaded));
   HttpOptions http_options;
   http_options.host = options.host;
@@ -211,13 +187,19 @@ Status serve(const ServeOptions& options) {
     http_options.on_answered = [raw = log.get()](Access access) { raw->add(std::move(access)); };
   }
   ML_ASSIGN_OR_RETURN(const auto http, HttpServer::listen(http_options));
-  if (options.on_listening) options.on_listening(http->port());
 
   ServiceOptions service_options;
   service_options.api_key = options.api_key;
   service_options.stream_interval = options.stream_interval;
   service_options.version = options.version;
   auto service = std::make_unique<Service>(*http, service_options);
+
+  // A start that fails at once says so and nothing else; a long one says where it listens.
+  bool said = false;
+  const auto say_address = [&] {
+    if (!std::exchange(said, true) && options.on_listening) options.on_listening(http->port());
+  };
+  http->after(1000, say_address);
 
   Status failure;
   bool is_ready = false, stopping = false;
@@ -237,6 +219,7 @@ Status serve(const ServeOptions& options) {
         return;
       }
       is_ready = true;
+      say_address();
       loaded->info["effective"]["seconds_to_ready"] =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
       service->ready(loaded->served, loaded->engine.get(), loaded->run->policy(), loaded->info);
@@ -277,8 +260,11 @@ Status serve(const ServeOptions& options) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   loader.join();
+  // While the HTTP server is there its signals are caught: the end of ranks that do not answer
+  // takes seconds, in which another SIGTERM must not cut it short.
   loaded->engine.reset();
   service.reset();
+  loaded.reset();
   return failure;
 }
 

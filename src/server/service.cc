@@ -1,15 +1,11 @@
 #include "server/service.h"
 
-#include <chrono>
-#include <cstdio>
 #include <utility>
 
 #include "server/messages_request.h"
 
 namespace monolayer::server {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 std::string dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -30,21 +26,6 @@ auto guarded(Work work) -> decltype(work()) {
   return error;
 }
 
-void append(engine::RequestOutput& held, engine::RequestOutput more) {
-  held.tokens.insert(held.tokens.end(), more.tokens.begin(), more.tokens.end());
-  held.text += more.text;
-  std::move(more.logprobs.begin(), more.logprobs.end(), std::back_inserter(held.logprobs));
-  std::move(more.prompt_logprobs.begin(), more.prompt_logprobs.end(),
-            std::back_inserter(held.prompt_logprobs));
-  held.finish = more.finish;
-  held.stop_string = std::move(more.stop_string);
-  held.stop_id = more.stop_id;
-  held.error = std::move(more.error);
-  held.cached_tokens = more.cached_tokens;
-  held.preemptions = more.preemptions;
-  held.times = more.times;
-}
-
 std::string without_query_key(const HttpRequest& request) {
   std::string given = request.header("authorization");
   if (given.rfind("Bearer ", 0) == 0) return given.substr(7);
@@ -59,10 +40,6 @@ bool same_secret(const std::string& a, const std::string& b) {
         static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(i < b.size() ? b[i] : 0);
   return difference == 0;
 }
-
-}  // namespace
-
-namespace {
 
 Json acceptance(const engine::SpeculationStats& s) {
   Json at = Json::array(), steps = Json::array();
@@ -81,38 +58,6 @@ Json acceptance(const engine::SpeculationStats& s) {
 }
 
 }  // namespace
-
-struct Service::Job {
-  std::shared_ptr<Responder> out;
-  std::unique_ptr<Answer> answer;
-  std::shared_ptr<const GenerationSpec> spec;
-  std::vector<std::uint64_t> ids;
-  std::vector<engine::RequestOutput> held;
-  std::vector<bool> waiting, first;
-  std::vector<std::int64_t> generated;
-  std::vector<Clock::time_point> last;
-  std::int64_t cached_tokens = 0;
-  std::string finish;       // of each answer, in the order of their ends
-  double first_token = -1;  // seconds after the request was taken
-  Clock::time_point taken = Clock::now();
-  std::size_t unfinished = 0;
-  bool annotated = false;
-
-  // For the access log.
-  void annotate() {
-    annotated = true;
-    std::int64_t completion = 0;
-    for (const std::int64_t n : generated) completion += n;
-    out->note += (out->note.empty() ? "" : ",") +
-                 ("\"prompt_tokens\":" + std::to_string(spec->prompt_tokens())) +
-                 ",\"completion_tokens\":" + std::to_string(completion) +
-                 ",\"cached_tokens\":" + std::to_string(cached_tokens) +
-                 ",\"stream\":" + (spec->stream ? "true" : "false") + ",\"first_token_seconds\":" +
-                 (first_token < 0 ? "null" : std::to_string(first_token)) +
-                 ",\"finish_reason\":\"" + finish + "\"";
-  }
-  Clock::time_point last_sent;
-};
 
 Service::Service(HttpServer& http, ServiceOptions options)
     : http_(http), options_(std::move(options)), workers_(options_.workers, 8192) {
@@ -260,152 +205,6 @@ void Service::generate(HttpRequest request, const Out& out, Dialect dialect) {
   if (!workers_.run(std::move(work))) refuse(out, unavailable("too many requests wait"), anthropic);
 }
 
-void Service::submit(GenerationSpec made, const Out& out, Dialect dialect) {
-  const bool anthropic = dialect == Dialect::kMessages;
-  if (draining_) return refuse(out, unavailable("the server is shutting down"), anthropic);
-  const auto spec = std::make_shared<const GenerationSpec>(std::move(made));
-  std::vector<std::uint64_t> ids;
-  for (const auto& prompt : spec->prompts) {
-    std::vector<engine::Request> requests;
-    for (std::int64_t i = 0; i < spec->n; ++i) {
-      engine::Request request = spec->base;
-      request.prompt = prompt;
-      request.sampling.seed += static_cast<std::uint64_t>(i);
-      requests.push_back(std::move(request));
-    }
-    auto submitted = engine_->submit_all(std::move(requests), true);
-    if (submitted.ok()) {
-      ids.insert(ids.end(), submitted->begin(), submitted->end());
-      continue;
-    }
-    for (const std::uint64_t id : ids) engine_->abort(id);
-    const Status status = submitted.status();
-    if (status.code() != Code::kInvalidArgument)
-      return refuse(out, unavailable(status.to_string()), anthropic);
-    return refuse(out, bad_field(status.subject(), status.message()), anthropic);
-  }
-  auto job = std::make_shared<Job>();
-  job->out = out;
-  job->spec = spec;
-  job->ids = ids;
-  job->unfinished = ids.size();
-  job->held.resize(ids.size());
-  job->waiting.resize(ids.size(), false);
-  job->first.resize(ids.size(), true);
-  job->generated.resize(ids.size(), 0);
-  job->last.resize(ids.size(), Clock::now());
-  job->last_sent = Clock::now();
-  for (std::size_t i = 0; i < ids.size(); ++i) by_id_[ids[i]] = {job, i};
-  jobs_[job.get()] = job;
-  const std::weak_ptr<Job> weak = job;
-  out->on_gone = [this, weak] {
-    if (const auto lost = weak.lock()) drop(lost);
-  };
-  out->on_idle = [this, weak] {
-    const auto idle = weak.lock();
-    for (std::size_t i = 0; idle && i < idle->ids.size(); ++i)
-      if (idle->waiting[i] && !idle->out->busy()) deliver(idle, i);
-  };
-  job->answer = make_answer(out, spec, *model_);
-}
-
-// Takes an answer out; what of it still runs is aborted.
-void Service::drop(const std::shared_ptr<Job>& job) {
-  bool aborted = false;
-  for (const std::uint64_t id : job->ids) {
-    if (by_id_.erase(id) == 0) continue;
-    engine_->abort(id);
-    aborted = true;
-  }
-  if (aborted && !job->annotated) {
-    job->finish += job->finish.empty() ? "abort" : ",abort";
-    job->annotate();
-  }
-  jobs_.erase(job.get());
-}
-
-void Service::outputs(std::vector<engine::RequestOutput> outputs) {
-  auto batch = std::make_shared<std::vector<engine::RequestOutput>>(std::move(outputs));
-  http_.post([this, alive = alive_, batch] {
-    if (!*alive) return;
-    for (engine::RequestOutput& output : *batch) take(std::move(output));
-  });
-}
-
-void Service::take(engine::RequestOutput output) {
-  const auto at = by_id_.find(output.id);
-  if (at == by_id_.end()) return;
-  const auto [job, index] = at->second;
-  const auto tokens = static_cast<std::int64_t>(output.tokens.size());
-  const auto now = Clock::now();
-  metrics_->tokens(tokens, job->first[index],
-                   std::chrono::duration<double>(now - job->last[index]).count());
-  job->generated[index] += tokens;
-  if (tokens > 0) job->last[index] = now;
-  if (tokens > 0 && job->first_token < 0)
-    job->first_token = std::chrono::duration<double>(now - job->taken).count();
-  const bool finished = output.finish.has_value();
-  if (finished) {
-    job->cached_tokens += output.cached_tokens;
-    job->finish +=
-        (job->finish.empty() ? "" : ",") + std::string(engine::finish_name(*output.finish));
-    metrics_->finished(
-        output,
-        static_cast<std::int64_t>(
-            job->spec->prompts[index / static_cast<std::size_t>(job->spec->n)].size()),
-        job->generated[index]);
-    by_id_.erase(at);
-  }
-  if (job->waiting[index]) {
-    append(job->held[index], std::move(output));
-  } else {
-    job->held[index] = std::move(output);
-    job->waiting[index] = true;
-  }
-  // A slow client gets more at once, later; its tokens do not pile up as chunks.
-  const bool enough =
-      job->first[index] || finished ||
-      static_cast<std::int64_t>(job->held[index].tokens.size()) >= options_.stream_interval;
-  if (tokens > 0) job->first[index] = false;
-  if (!job->spec->stream || (enough && !job->out->busy())) deliver(job, index);
-}
-
-void Service::deliver(const std::shared_ptr<Job>& job, std::size_t index) {
-  job->waiting[index] = false;
-  engine::RequestOutput output = std::exchange(job->held[index], {});
-  const bool finished = output.finish.has_value();
-  const bool failed = output.finish == engine::FinishReason::kError;
-  // A lost rank is said by whoever watches the ranks.
-  if (failed && !failure_said_ && output.error.code() == Code::kIoError) {
-    failure_said_ = true;
-    std::fprintf(stderr, "monolayer: error: %s\n", output.error.to_string().c_str());
-  }
-  job->last_sent = Clock::now();
-  if (finished && (failed || job->unfinished == 1)) job->annotate();
-  job->answer->output(index, std::move(output));
-  if (failed) {
-    metrics_->http(500);
-    return drop(job);
-  }
-  if (!finished || --job->unfinished > 0) return;
-  metrics_->http(200);
-  job->answer->complete();
-  jobs_.erase(job.get());
-}
-
-void Service::ping_streams() {
-  http_.after(1000, [this, alive = alive_] {
-    if (!*alive) return;
-    const auto limit = std::chrono::seconds(options_.ping_seconds);
-    for (const auto& [raw, job] : jobs_) {
-      if (!job->spec->stream || Clock::now() - job->last_sent < limit || job->out->busy()) continue;
-      job->last_sent = Clock::now();
-      job->answer->ping();
-    }
-    ping_streams();
-  });
-}
-
 void Service::tokenize(HttpRequest request, const Out& out) {
   const auto body = std::make_shared<std::string>(std::move(request.body));
   const bool taken = workers_.run([this, out, body, model = model_] {
@@ -470,30 +269,6 @@ void Service::count_tokens(HttpRequest request, const Out& out) {
     });
   });
   if (!taken) refuse(out, unavailable("too many requests wait"), true);
-}
-
-void Service::drain(int seconds, std::function<void()> done) {
-  draining_ = true;
-  if (engine_ != nullptr) engine_->drain();
-  const auto until = Clock::now() + std::chrono::seconds(seconds);
-  const auto check = std::make_shared<std::function<void()>>();
-  const auto aborted = std::make_shared<bool>(false);
-  *check = [this, until, done = std::move(done), check, aborted] {
-    if (jobs_.empty() || Clock::now() > until + std::chrono::seconds(5)) {
-      done();
-      *check = nullptr;
-      return;
-    }
-    if (Clock::now() > until && !std::exchange(*aborted, true)) abort_all();
-    http_.after(20, [check] {
-      if (*check) (*check)();
-    });
-  };
-  (*check)();
-}
-
-void Service::abort_all() {
-  for (const auto& [id, at] : by_id_) engine_->abort(id);
 }
 
 }  // namespace monolayer::server

@@ -145,7 +145,7 @@ class Conformance(ServerTest):
         for call in message["tool_calls"]:
             json.loads(call["arguments"])
 
-    def test_10_emoji_and_cjk_stream_like_one_decode(self):
+    def test_10_fault_F38_ferrox_124_emoji_and_cjk_stream_like_one_decode(self):
         text = "ďábelské 🙂 日本 👨‍👩‍👧"
         ids = self.server.post("/tokenize", {"prompt": text}).json()["tokens"]
         self.assertEqual(self.server.post("/detokenize", {"tokens": ids}).json()["prompt"], text)
@@ -222,14 +222,39 @@ class Paths(unittest.TestCase):
 class Faults(ServerTest):
     FLAGS = ("--num-gpu-blocks-override", "16")
 
-    def test_fault_30_vllm_46042_joined_stream_equals_reply(self):
+    def test_fault_E30_vllm_46042_joined_stream_equals_reply(self):
         fields = {"chat_template_kwargs": {"thinking_mode": "enabled"}}
         whole = self.server.chat(**fields).json()["choices"][0]["message"]
         message, _ = joined(self.server.chat_events(**fields))
         self.assertEqual(message["content"], whole["content"] or "")
         self.assertEqual(message["reasoning_content"], whole.get("reasoning_content", ""))
 
-    def test_fault_34_llamacpp_24523_truncated_call(self):
+    def test_fault_E33_sglang_23071_id_and_name_come_once_and_first(self):
+        turns = [{"role": "user", "content": "Write a file"}]
+        for i in range(6):
+            turns += [{"role": "assistant", "content": None, "tool_calls": [
+                {"id": f"c{i}", "type": "function", "function": {
+                    "name": "write_file", "arguments": json.dumps({"path": "a", "content": "b"})}}]},
+                      {"role": "tool", "tool_call_id": f"c{i}", "content": "done"}]
+        events = self.server.chat_events(messages=turns + [{"role": "user", "content": "Again"}],
+                                         tools=TOOLS, tool_choice="required", max_tokens=40)
+        calls = [call for e in events if e and e["choices"]
+                 for call in e["choices"][0]["delta"].get("tool_calls", [])]
+        self.assertTrue(calls)
+        seen = set()
+        for call in calls:
+            if call["index"] in seen:
+                self.assertFalse(call.get("id"))
+                self.assertFalse(call["function"].get("name"))
+                continue
+            self.assertEqual(call["index"], len(seen))
+            self.assertTrue(call["id"] and call["function"]["name"])
+            seen.add(call["index"])
+        message, _ = joined(events)
+        for call in message["tool_calls"]:
+            json.loads(call["arguments"])
+
+    def test_fault_E34_llamacpp_24523_truncated_call(self):
         for n in (1, 2, 5):
             reply = self.server.chat("Write", tools=TOOLS, max_tokens=n, tool_choice={
                 "type": "function", "function": {"name": "write_file"}})
@@ -240,7 +265,7 @@ class Faults(ServerTest):
             for mark in MARKS:
                 self.assertNotIn(mark, choice["message"]["content"] or "")
 
-    def test_fault_35_client_spellings(self):
+    def test_fault_E35_cherrystudio_16431_client_spellings(self):
         ok = [
             {"thinking": {"type": "enabled"}}, {"thinking": {"type": "disabled"}},
             {"reasoning_effort": "high"}, {"reasoning_effort": "none"},
@@ -280,7 +305,7 @@ class Faults(ServerTest):
             self.assertEqual(error["param"], path)
             self.assertEqual(error["type"], "invalid_request_error")
 
-    def test_fault_36_usage_chunk(self):
+    def test_fault_F36_llamacpp_15444_usage_chunk(self):
         for n in (1, 3):
             for path, body in (("/v1/chat/completions",
                                 {"messages": [{"role": "user", "content": "Hi"}]}),
@@ -295,7 +320,7 @@ class Faults(ServerTest):
                     self.assertEqual(len(event["choices"]), 1)
                     self.assertIsNone(event["usage"])
 
-    def test_fault_37_finish_reason_comes_once_with_an_empty_delta(self):
+    def test_fault_F37_sglang_3912_finish_reason_comes_once_with_an_empty_delta(self):
         events = self.server.chat_events(max_tokens=5)
         reasons = [e["choices"][0]["finish_reason"] for e in events if e]
         self.assertEqual(reasons[-1], "length")
@@ -303,14 +328,14 @@ class Faults(ServerTest):
         self.assertEqual(events[-2]["choices"][0]["delta"], {})
         self.assertEqual(events[0]["choices"][0]["delta"]["role"], "assistant")
 
-    def test_fault_39_vllm_45636_stops(self):
+    def test_fault_F39_vllm_45636_stops(self):
         self.refused(self.server.chat(stop=""), 400, "stop", "empty")
         self.refused(self.server.chat(stop=["a", ""]), 400, "stop[1]")
         self.refused(self.server.chat(stop=["a"] * 17), 400, "stop", "at most 16")
         reply = self.server.chat(stop=["[e~["], ignore_eos=True, max_tokens=60).json()
         self.assertEqual(reply["choices"][0]["finish_reason"], "stop")
 
-    def test_fault_41_no_cache_parameter_is_ignored_in_silence(self):
+    def test_fault_F41_cve_2026_21869_no_cache_parameter_is_ignored_in_silence(self):
         for value in (-1, 0, 2**62):
             self.refused(self.server.chat(n_discard=value), 400, "n_discard")
 

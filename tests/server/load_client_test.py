@@ -7,7 +7,7 @@ import tempfile
 import time
 import xml.etree.ElementTree
 
-from harness import PATIENCE, BINARY, ServerTest, main
+from harness import PATIENCE, BINARY, Server, ServerTest, main
 
 WORK = tempfile.mkdtemp()
 LOG = os.path.join(WORK, "requests.jsonl")
@@ -111,6 +111,19 @@ class Unwritable(ServerTest):
                              capture_output=True, text=True, timeout=60 * PATIENCE)
         self.assertEqual(run.returncode, 2)
         self.assertIn("/no/such/file", run.stderr)
+
+    def test_a_log_that_takes_nothing_is_one_warning_and_serving_goes_on(self):
+        server = Server("--request-log", "/dev/full")
+        try:
+            for _ in range(3):
+                self.assertEqual(server.complete(max_tokens=2).status_code, 200)
+                time.sleep(0.1)
+        finally:
+            self.assertEqual(server.stop(), 0)
+        warnings = [line for line in server.log if "warning" in line]
+        self.assertEqual(len(warnings), 1, server.log)
+        self.assertIn("/dev/full", warnings[0])
+        self.assertEqual([line for line in server.log if "error" in line], [])
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ class Load:
         at = lambda share: round(gaps[int(share * (len(gaps) - 1))] * 1e3, 1) if gaps else None
         # Caches and queues have their size once all streams have run for a while.
         settled = self.memory[len(self.memory) // 3:]
-        growth = settled[-1] / settled[0] - 1 if settled else 0
+        growth = max(settled) / settled[0] - 1 if settled else 0
         return {"streams": self.options.streams, "seconds": self.options.seconds,
                 "processors": os.cpu_count(), "finished": self.finished, "cut": self.cut,
                 "wrong": len(self.wrong), "inter_token_ms_p50": at(0.5),

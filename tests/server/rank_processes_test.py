@@ -97,6 +97,29 @@ class RankProcesses(unittest.TestCase):
         self.ended(server)
         self.assertTrue(gone(ranks))
 
+    def test_19_term_while_a_rank_does_not_answer_is_no_sudden_end(self):
+        for delay in (0.5, 10.5):  # while its answer is waited for, and while the ranks are ended
+            server = Server("--tensor-parallel-size", "2", "--shutdown-timeout", "1", *FLAGS)
+            ranks = children(server.process.pid)
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                os.kill(ranks[0], signal.SIGSTOP)
+                body = b'{"model": "nano", "prompt": "a", "max_tokens": 3000, "stream": true}'
+                client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: " +
+                               str(len(body)).encode() + b"\r\n\r\n" + body)
+                start = time.monotonic()
+                time.sleep(delay)
+                server.process.send_signal(signal.SIGTERM)
+                time.sleep(1)
+                server.process.send_signal(signal.SIGTERM)
+                code = server.process.wait(30 * PATIENCE)
+            self.assertLess(time.monotonic() - start, 30 * PATIENCE)
+            server.reader.join(5)
+            server.process.stderr.close()
+            server.http.close()
+            self.assertIn(code, (0, 2), (delay, server.log))
+            self.assertLessEqual(len([l for l in server.log if "error" in l]), 1, server.log)
+            self.assertTrue(gone(ranks))
+
     def test_19_ranks_end_with_a_killed_server(self):
         server = Server("--tensor-parallel-size", "2", *FLAGS)
         ranks = children(server.process.pid)

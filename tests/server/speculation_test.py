@@ -86,7 +86,7 @@ class Answers(ServerTest):
             self.assertEqual(message["content"] or None, whole["message"]["content"] or None)
             self.assertEqual(finish, whole["finish_reason"])
 
-    def test_fault_20_acceptance_by_position_is_exported_in_both_families(self):
+    def test_fault_C20_inferencex_1736_acceptance_by_position_is_exported_in_both_families(self):
         self.server.chat(max_tokens=30, ignore_eos=True)
         text = self.server.http.get("/metrics").text
         for name in ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
@@ -105,14 +105,14 @@ class Answers(ServerTest):
         self.assertEqual(stats["failures"], 0)
         self.assertNotIn("spec_decode", self.plain.http.get("/metrics").text)
 
-    def test_fault_22_effective_configuration_shows_what_arrived(self):
+    def test_fault_C22_inferencex_2816_effective_configuration_shows_what_arrived(self):
         effective = self.server.http.get("/server_info").json()["effective"]
         self.assertEqual(effective["speculative_tokens"], 3)
         self.assertEqual(effective["draft_model"], draft())
         self.assertFalse(effective["synthetic_acceptance"])
         self.assertGreater(effective["draft_cache_bytes"], 0)
 
-    def test_fault_21_mixed_load_with_cancels(self):
+    def test_fault_C21_vllm_40756_mixed_load_with_cancels(self):
         """A shortened soak: long and short prompts with shared prefixes, a third cancelled."""
         prompts = [list(range(100, 100 + n)) for n in (40, 129, 300, 900, 1500)]
         expected = [self.plain.complete(p, max_tokens=16, ignore_eos=True).json()["choices"]
@@ -190,7 +190,7 @@ class Off(ServerTest):
     FLAGS = ("--method", "eagle3", "--draft-model", "/no/such/draft",
              "--num-speculative-tokens", "0")
 
-    def test_16_fault_22_zero_loads_no_draft(self):
+    def test_16_fault_C22_inferencex_2816_zero_loads_no_draft(self):
         effective = self.server.http.get("/server_info").json()["effective"]
         self.assertEqual(effective["speculative_tokens"], 0)
         self.assertEqual(effective["draft_cache_bytes"], 0)

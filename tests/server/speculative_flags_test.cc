@@ -48,7 +48,7 @@ TEST(SpeculativeFlags, BothDialectsMeanTheSame) {
 }
 
 // InferenceX #2816: a flag that is computed and then ignored.
-TEST(SpeculativeFlags, FaultC22_ZeroTokensMeanNoDraftWhateverIsNamed) {
+TEST(SpeculativeFlags, FaultC22_InferenceX2816_ZeroTokensMeanNoDraftWhateverIsNamed) {
   for (const SpeculativeFlags& flags :
        {config(R"({"method": "eagle3", "model": "/d", "num_speculative_tokens": 0})"),
         atom("/d", 0), SpeculativeFlags{}}) {

@@ -94,7 +94,7 @@ TEST(ToolParser, Conformance9_StringIntegerNestedAndTwoCalls) {
   EXPECT_EQ(outcome.calls[1], (Call{"free", "{}"}));
 }
 
-TEST(ToolParser, Fault31_VllmNo44060_TagLikeTextInAValueIsItsText) {
+TEST(ToolParser, FaultE31_Vllm44060_TagLikeTextInAValueIsItsText) {
   for (const std::string value : {"<parameter>\n <hello/>\n</parameter>", "a]<]minimax[>[b",
                                   "]<]minimax[>[</other>", "\"\\\n", "</content>", ""}) {
     EXPECT_EQ(arguments(parameter("content", value))["content"], value) << value;
@@ -120,7 +120,7 @@ TEST(ToolParser, ValuesFollowTheSchema) {
             ordered_json::parse(R"({"x": 1})"));
 }
 
-TEST(ToolParser, Fault34_LlamacppNo24523_CutOffAnywhereTheArgumentsAreJson) {
+TEST(ToolParser, FaultE34_LlamaCpp24523_CutOffAnywhereTheArgumentsAreJson) {
   const std::string text =
       block(invoke("write_file", parameter("path", "a.txt") + parameter("mode", "420") +
                                      parameter("content", "x]y\"z")));
@@ -132,7 +132,7 @@ TEST(ToolParser, Fault34_LlamacppNo24523_CutOffAnywhereTheArgumentsAreJson) {
   }
 }
 
-TEST(ToolParser, Fault32_VllmNo39649_LongStringsArriveAsTheyAreMade) {
+TEST(ToolParser, FaultE32_Vllm39649_LongStringsArriveAsTheyAreMade) {
   ToolParser parser(ToolSchemas::from(tools()), true, false);
   parser.push(kM + "<tool_call>\n" + kM + "<invoke name=\"write_file\">" + kM + "<content>");
   for (int i = 0; i < 4000; ++i) {
@@ -172,7 +172,7 @@ TEST(ToolParser, OnlyTheFirstCallIfAskedFor) {
 }
 
 // Random sentences of the grammar's own pieces, cut at random: the same result as in one piece.
-TEST(ToolParser, Fault30_AnyCutGivesTheResultOfTheWhole) {
+TEST(ToolParser, FaultE30_Vllm46042_AnyCutGivesTheResultOfTheWhole) {
   std::mt19937 random(11);
   const std::vector<std::string> words = {kM,
                                           "<tool_call>",
