@@ -113,7 +113,7 @@ double relative(const float* got, const std::vector<float>& expected) {
 }
 
 // Fault C18: as many KV heads as heads, and fewer; both forms run.
-TEST_F(DraftTest, FaultC18_MultiHeadAndGroupedFormsFollowTheReference) {
+TEST_F(DraftTest, FaultC18_InferenceX1741_MultiHeadAndGroupedFormsFollowTheReference) {
   for (const std::int64_t kv : {1, 2, 8}) {
     SCOPED_TRACE(kv);
     auto loaded = load(make("forms", {.seed = 3, .heads = 8, .kv_heads = kv, .head_dim = 64}));
@@ -184,7 +184,7 @@ TEST_F(DraftTest, ChunksAndNeighboursChangeNoBit) {
   EXPECT_EQ(proposals.at(0).hidden, expected.hidden);
 }
 
-TEST_F(DraftTest, FaultC17_WhatDoesNotFitTheTargetIsRefusedWithBothFigures) {
+TEST_F(DraftTest, FaultC17_Vllm45538_WhatDoesNotFitTheTargetIsRefusedWithBothFigures) {
   using Json = nlohmann::json;
   EXPECT_NE(refusal(with("aux", "eagle_aux_hidden_state_layer_ids", Json{2, 30, 57}))
                 .find("names layer 30; must ascend within the target's 8 layers"),

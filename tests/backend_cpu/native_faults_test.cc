@@ -42,7 +42,7 @@ std::vector<std::int64_t> pages_of(const std::vector<std::int64_t>& contexts) {
 }
 
 // Block lists written as [token, head, k] and read as [head, token, k] mask whole rows.
-TEST(Faults1_Selection, AsManyRowsAsHeadsAtMixedContexts) {
+TEST(FaultA1_Vllm49149_Selection, AsManyRowsAsHeadsAtMixedContexts) {
   const std::vector<std::int64_t> contexts = {300, 2500, 4097, 9000};
   RandomModel model(four_heads(), {}, 21);
   const m3::ModelConfig& c = model.config;
@@ -118,7 +118,7 @@ TEST(Faults1_Selection, AsManyRowsAsHeadsAtMixedContexts) {
 }
 
 // Experts that ran plain SiLU: far from the clamps the text stays fluent.
-TEST(Faults2_Activation, EveryVariantAgreesWithTheReference) {
+TEST(FaultA2_Vllm48929_Activation, EveryVariantAgreesWithTheReference) {
   m3::ModelConfig config;
   config.swiglu_alpha = 1.702F;
   config.swiglu_limit = 7.0F;
@@ -143,7 +143,7 @@ TEST(Faults2_Activation, EveryVariantAgreesWithTheReference) {
 }
 
 // One token in the last block, and whatever the page held before behind it.
-TEST(Faults3_TailBlock, FiftyRepeatsOverAnyLeftovers) {
+TEST(FaultA3_VllmAscend13391_TailBlock, FiftyRepeatsOverAnyLeftovers) {
   RandomModel model(four_heads(), {}, 23);
   const std::int64_t length = 2049;
   const auto tokens = random_tokens(model.config, length, 24);
@@ -168,7 +168,7 @@ TEST(Faults3_TailBlock, FiftyRepeatsOverAnyLeftovers) {
 
 // A page is reused whole: keys, values and index keys. Five turns over a shared prefix, each with
 // pages of its own behind it, give the bits of computing everything anew.
-TEST(Faults4_SharedPages, FiveTurnsEqualNoReuse) {
+TEST(FaultA4_VmlxSwift75_SharedPages, FiveTurnsEqualNoReuse) {
   RandomModel model(four_heads(), {}, 25);
   const auto tokens = random_tokens(model.config, 3000 + 5 * 40, 26);
   EngineOptions options;

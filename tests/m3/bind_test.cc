@@ -203,7 +203,7 @@ std::vector<Layout> layouts() {
 }
 
 // Fault 8: every layout loads to exactly equal logits.
-TEST(Bind, LayoutsGiveEqualBits) {
+TEST(Bind, FaultA8_MlxVlm1374_LayoutsGiveEqualBits) {
   const std::pair<const char*, Names> cases[] = {{"tiny", {"model.", 3, 8}},
                                                  {"mxfp4", {"language_model.model.", 3, 12}}};
   for (const auto& [name, names] : cases) {
