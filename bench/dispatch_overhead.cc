@@ -1,6 +1,6 @@
-// Host cost of a decision, of prepare_step and of a layer's call, with an executor that does
-// nothing (what the library itself costs) and with the CPU's (its preparation included). Medians of
-// batches.
+// Host cost of a decision, of prepare_step, of both as the runner does them (decision, lifecycle,
+// prepare_step) and of a layer's call, with an executor that does nothing (what the library itself
+// costs) and with the CPU's (its preparation included). Medians of batches.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -9,6 +9,7 @@
 
 #include "api/backends.h"
 #include "dispatch/dispatcher.h"
+#include "dispatch/runner.h"
 #include "mono/library_fixture.h"
 
 namespace monolayer {
@@ -64,6 +65,17 @@ double median_us(F&& f, int each = 200, int batches = 51) {
   return times[static_cast<std::size_t>(batches / 2)];
 }
 
+// A step of the runner that ends where its layers would begin.
+struct PrepareOnly : mono::StepPaths {
+  const ml_step* step = nullptr;
+  int native = 0;
+  Status run_native() override {
+    ++native;
+    return {};
+  }
+  Status run_mono(mono::Library& library) override { return library.prepare_step(*step); }
+};
+
 int measure(const char* name, mono::LibraryBackend& backend, bool layers) {
   Deployment deployment({0, 1, true, false, ML_BF16});
   deployment.input.context.worker_threads = 1;
@@ -73,12 +85,19 @@ int measure(const char* name, mono::LibraryBackend& backend, bool layers) {
     return 1;
   }
   mono::Library& library = **made;
+  mono::Lifecycle lifecycle(deployment.input, backend, nullptr, {});
+  for (const ml_cache_spec& cache : deployment.input.caches) {
+    static_cast<void>(lifecycle.bind_main(cache));
+    static_cast<void>(lifecycle.bind_index(cache.layer_id, cache.index, cache.index_scale));
+  }
   dispatch::DeploymentFacts deployed;
   deployed.sparse_moe_layers = dispatch::configured(std::int64_t{3});
   auto dispatcher =
       std::move(dispatch::Dispatcher::create(deployed, dispatch::PathChoice::kAuto)).value();
-  std::printf("%-8s %5s %12s %12s %14s\n", name, "rows", "decide us", "prepare us",
-              "layer call us");
+  dispatch::StepRunner runner(dispatcher, lifecycle, [] { return std::vector<ml_cache_spec>(); });
+  PrepareOnly paths;
+  std::printf("%-8s %5s %12s %12s %12s %14s\n", name, "rows", "decide us", "prepare us",
+              "runner us", "layer call us");
   for (const int rows : {1, 4, 8, 16}) {
     const int query = rows == 16 ? 4 : 1;
     Step step(
@@ -93,6 +112,15 @@ int measure(const char* name, mono::LibraryBackend& backend, bool layers) {
         [&] { failures += dispatcher.decide(facts).path == dispatch::Path::kMono ? 0 : 1; });
     const double prepare =
         median_us([&] { failures += library.prepare_step(step.md).ok() ? 0 : 1; });
+    paths.step = &step.md;
+    const double whole = median_us([&] {
+      failures += runner.step(facts, dispatch::Generation::from_scheduler(0),
+                              dispatch::scheduled(false), paths)
+                          .ok()
+                      ? 0
+                      : 1;
+    });
+    failures += paths.native;
     std::vector<bf16_t> values(static_cast<std::size_t>(rows) * 64 + 16);
     ml_tensor x = mono::test::activation(values.data(), rows, 64);
     ml_tensor positions = mono::test::position_tensor(step.positions);
@@ -109,7 +137,7 @@ int measure(const char* name, mono::LibraryBackend& backend, bool layers) {
                prepare) /
               3;
     }
-    std::printf("%-8s %5d %12.3f %12.3f %14.3f\n", "", rows, decide, prepare, layer);
+    std::printf("%-8s %5d %12.3f %12.3f %12.3f %14.3f\n", "", rows, decide, prepare, whole, layer);
     if (failures != 0) {
       std::fprintf(stderr, "%d calls were refused\n", failures);
       return 1;
@@ -118,7 +146,7 @@ int measure(const char* name, mono::LibraryBackend& backend, bool layers) {
   const std::vector<const void*> storage(library.storage().begin(), library.storage().end());
   std::printf("check_storage of %zu pointers: %.3f us\n", storage.size(),
               median_us([&] { static_cast<void>(library.check_storage(storage)); }));
-  return library.close().ok() ? 0 : 1;
+  return library.close().ok() && lifecycle.close().ok() ? 0 : 1;
 }
 
 // What the widest tables cost: every block id that a request uses is looked at.
