@@ -250,12 +250,13 @@ TEST(CheckReal, PlantedBitIsFoundWithLayerStageRowAndColumn) {
     Rank rank;
     Status status = rank.create(model, backend, 0, 1, nullptr);
     ASSERT_TRUE(status.ok()) << status.to_string();
-    status = rank.step(40, 2, model.config.hidden_size, 9);
+    // From the first token on: of NaN, which the unwritten entries are, no sign is promised.
+    status = rank.step(0, 2, model.config.hidden_size, 9);
     EXPECT_EQ(status.code(), Code::kInternal);
     const std::string expected = "layer 2, " + std::string(stage) + ", row 3, column 17: native 0x";
     EXPECT_NE(status.to_string().find(expected), std::string::npos) << status.to_string();
     // The library is lost: its caches are not to be trusted.
-    EXPECT_EQ(rank.step(42, 2, model.config.hidden_size, 9).code(), Code::kFailedPrecondition);
+    EXPECT_EQ(rank.step(2, 2, model.config.hidden_size, 9).code(), Code::kFailedPrecondition);
   }
 }
 
