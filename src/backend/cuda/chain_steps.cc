@@ -59,7 +59,7 @@ Status Chain::upload_step(std::int64_t first, std::int64_t rows, bool all_logits
   host_pages_.resize(static_cast<std::size_t>(kMaxRows) *
                      static_cast<std::size_t>(params().table_stride));
   fill_step(first, rows, all_logits);
-  const auto tables = static_cast<std::size_t>(host_step_->table[rows - 1] + 1);
+  const auto tables = static_cast<std::size_t>(host_step_->table[rows - 1]) + 1;
   ML_CUDA(cudaMemcpyAsync(device_pages_, host_pages_.data(),
                           tables * static_cast<std::size_t>(params().table_stride) * 4,
                           cudaMemcpyHostToDevice, stream_));
@@ -366,7 +366,7 @@ void Chain::choose_path(const cpu::CachePool& cache) {
 Status Chain::ensure_bound(const cpu::CachePool& cache) {
   ML_CUDA(cudaSetDevice(options_.device));
   if (bound_ == &cache) return {};
-  const Status bound = bind(cache);
+  Status bound = bind(cache);
   if (options_.group != nullptr) ML_RETURN_IF_ERROR(options_.group->agree(bound).status);
   return bound;
 }
@@ -377,7 +377,7 @@ Status Chain::prepare(cpu::CachePool& cache) {
   try {
     return ensure_bound(cache);
   } catch (const std::bad_alloc&) {
-    const Status status(Code::kResourceExhausted, "CUDA caches", "no host memory for them");
+    Status status(Code::kResourceExhausted, "CUDA caches", "no host memory for them");
     if (options_.group != nullptr) options_.group->fail(status);
     return status;
   }
