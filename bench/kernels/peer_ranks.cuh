@@ -129,7 +129,7 @@ struct Rank {
   void fill_matrix(Matrix& m, const Matrix* whole, int first, int part, int copies) {
     const auto bytes = static_cast<std::uint64_t>(cuda::packed_bytes(m)) * copies;
     if (whole == nullptr) {
-      m.data = random(bytes, m.format == Format::kE4M3    ? cuda::Fill::kE4M3
+      m.data = random(bytes, cuda::is_e4m3(m.format)      ? cuda::Fill::kE4M3
                              : m.format == Format::kMXFP4 ? cuda::Fill::kMXFP4
                                                           : cuda::Fill::kBF16);
       return;
@@ -194,7 +194,8 @@ struct Rank {
 void Rank::build_layer(Layer& l, const Layer* whole, const Options& o) {
   const int parts = 8 / size;
   l.sparse = l.moe = l.shared = 1;
-  l.qkv = cuda::describe(Format::kE4M3, projected(), kHidden, 8);
+  l.qkv = cuda::describe(Format::kE4M3Half, projected(), kHidden, 8);
+  l.qkv.x_scale = cuda::half_scale(std::sqrt(static_cast<float>(kHidden)));
   std::vector<float> factors;
   for (const auto& [first, count] : projection_groups()) {
     for (int i = 0; i < count * 16; ++i) factors.push_back(scale_of(first * 16 + i));
@@ -210,7 +211,8 @@ void Rank::build_layer(Layer& l, const Layer* whole, const Options& o) {
     }
   }
   l.qkv.row_scale = scales(factors);
-  l.o = cuda::describe(Format::kE4M3, kHidden, heads * kHead, parts);
+  l.o = cuda::describe(Format::kE4M3Half, kHidden, heads * kHead, parts);
+  l.o.x_scale = cuda::half_scale(448.0F * p.shape.v_scale);
   fill_matrix(l.o, whole != nullptr ? &whole->o : nullptr, 0, rank * parts, 1);
   std::vector<float> o_factors;
   for (int i = 0; i < kHidden; ++i) o_factors.push_back(scale_of(i + 3));

@@ -30,8 +30,8 @@ Layer layer_of(const Sizes& z) {
   const int parts = 8 / z.ranks;
   Layer l;
   l.sparse = l.moe = l.shared = 1;
-  l.qkv = describe(Format::kE4M3, (z.heads + 4 * z.kv_heads) / z.ranks * 128, z.hidden, 8);
-  l.o = describe(Format::kE4M3, z.hidden, z.heads / z.ranks * 128, parts);
+  l.qkv = describe(Format::kE4M3Half, (z.heads + 4 * z.kv_heads) / z.ranks * 128, z.hidden, 8);
+  l.o = describe(Format::kE4M3Half, z.hidden, z.heads / z.ranks * 128, parts);
   l.router = describe(Format::kBF16, 128, z.hidden, 16);
   l.gate_up = describe(Format::kMXFP4, 2 * z.width / z.ranks, z.hidden, 8);
   l.down = describe(Format::kMXFP4, z.hidden, z.width / z.ranks, parts);
@@ -74,6 +74,11 @@ TEST(M3Shape, OtherFormatsAreForTheOtherKernels) {
     const Format other = m.format == Format::kBF16 ? Format::kE4M3 : Format::kBF16;
     layer.*matrix = describe(other, std::int64_t{16} * m.row_groups, m.cols, m.parts);
     EXPECT_FALSE(m3_layer(shape, layer));
+    if (m.format == Format::kE4M3Half) {
+      layer.*matrix = m;
+      (layer.*matrix).format = Format::kE4M3;
+      EXPECT_FALSE(m3_layer(shape, layer));
+    }
     layer.*matrix = {};
     EXPECT_FALSE(m3_layer(shape, layer));
   }

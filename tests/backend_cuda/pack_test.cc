@@ -2,7 +2,9 @@
 // decode every word as the kernels do and find each stored value at its place.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -42,11 +44,9 @@ float packed_value(const Matrix& m, const unsigned char* tile, int group, int la
     const std::uint8_t scale = tile[512 + lane / 4 * 4 + high * 2 + group];
     return bf16_value(a >> (16 * half)) * 0x1p126F * e8m0_to_f32(scale);
   }
-  if (m.format == Format::kE4M3) {
+  if (is_e4m3(m.format)) {
     read(lane * 16 + (mma * 2 + high) * 4);
-    const std::uint32_t even = ((word << 4) & 0x07F007F0U) | ((word << 8) & 0x80008000U);
-    const std::uint32_t odd = ((word >> 4) & 0x07F007F0U) | (word & 0x80008000U);
-    return bf16_value((pair == 0 ? even : odd) >> (16 * half)) * 0x1p120F;
+    return e4m3_to_f32(static_cast<std::uint8_t>(word >> (16 * pair + 8 * half)));
   }
   read(mma * 512 + lane * 16 + (high + 2 * pair) * 4);
   return bf16_value(word >> (16 * half));
@@ -78,7 +78,8 @@ TEST_P(Pack, EveryValueAtItsPlace) {
         values[i] = e2m1_to_f32(static_cast<std::uint8_t>(code)) * e8m0_to_f32(scales[i / 32]);
         break;
       }
-      case Format::kE4M3: {
+      case Format::kE4M3:
+      case Format::kE4M3Half: {
         auto code = static_cast<std::uint8_t>(random());
         if ((code & 0x7f) == 0x7f) code = 0;
         codes[i] = code;
@@ -99,7 +100,7 @@ TEST_P(Pack, EveryValueAtItsPlace) {
     }
   }
   const std::int64_t row_bytes = test.format == Format::kMXFP4  ? test.cols / 2
-                                 : test.format == Format::kE4M3 ? test.cols
+                                 : is_e4m3(test.format)         ? test.cols
                                  : test.format == Format::kBF16 ? test.cols * 2
                                                                 : test.cols * 4;
   std::vector<unsigned char> out(static_cast<std::size_t>(packed_bytes(m)), 0xEE);
@@ -143,8 +144,25 @@ INSTANTIATE_TEST_SUITE_P(
     Formats, Pack,
     testing::Values(Case{Format::kMXFP4, 32, 1024, 8}, Case{Format::kMXFP4, 24, 96, 8},
                     Case{Format::kMXFP4, 16, 768, 2}, Case{Format::kE4M3, 48, 768, 8},
-                    Case{Format::kE4M3, 16, 2048, 2}, Case{Format::kBF16, 20, 192, 8},
-                    Case{Format::kBF16, 8, 1536, 16}, Case{Format::kF32, 12, 256, 16}));
+                    Case{Format::kE4M3, 16, 2048, 2}, Case{Format::kE4M3Half, 32, 1536, 4},
+                    Case{Format::kBF16, 20, 192, 8}, Case{Format::kBF16, 8, 1536, 16},
+                    Case{Format::kF32, 12, 256, 16}));
+
+// Whatever is at most the bound stays finite in FP16, and the scale is the largest power that says
+// so.
+TEST(HalfScale, LargestPowerOfTwoThatFits) {
+  for (const float bound : {1e-30F, 0x1p-9F, 1.0F, 78.4F, 448.0F, 8.96F, 32768.0F, 1e6F, 1e11F}) {
+    const float scale = half_scale(bound);
+    int exponent = 0;
+    EXPECT_EQ(0.5F, std::frexp(scale, &exponent)) << bound;
+    EXPECT_LE(bound * scale, 32768.0F) << bound;
+    if (scale == 0x1p15F) continue;
+    EXPECT_GT(bound * scale * 2, 32768.0F) << bound;
+  }
+  EXPECT_EQ(0.0F, half_scale(std::numeric_limits<float>::quiet_NaN()));
+  EXPECT_EQ(0.0F, half_scale(std::numeric_limits<float>::infinity()));
+  EXPECT_EQ(0.0F, half_scale(1e12F));
+}
 
 }  // namespace
 }  // namespace monolayer::cuda

@@ -1,6 +1,8 @@
 #include "backend/cuda/model.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <string>
 
 #include "backend/cuda/pack.h"
@@ -46,6 +48,20 @@ Status check_shapes(const m3::ModelConfig& c) {
                                            to_string(c.num_experts) + ", at most " +
                                            to_string(kMaxChosen) + " of " + to_string(kMaxExperts));
   return {};
+}
+
+// The largest value that RMSNorm with these BF16 weights gives: a row's norm is sqrt(n) and may be
+// all in one column. NaN if a weight is.
+float norm_bound(const TensorView& weights) {
+  const auto n = static_cast<std::int64_t>(weights.bytes / 2);
+  float largest = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    bf16_t bits = 0;
+    std::memcpy(&bits, weights.data + i * 2, 2);
+    const float factor = std::fabs(1.0F + bf16_to_f32(bits));
+    if (!(factor <= largest)) largest = factor;
+  }
+  return std::sqrt(static_cast<float>(n)) * largest;
 }
 
 }  // namespace
@@ -212,6 +228,11 @@ Status DeviceModel::build_layer(const m3::LayerWeights& in, const Share& share, 
     projections.push_back(whole_slice(in.index_k));
   }
   ML_ASSIGN_OR_RETURN(out.qkv, upload_matrix(projections, kParts));
+  if (const float scale = half_scale(norm_bound(in.input_norm));
+      out.qkv.format == Format::kE4M3 && scale > 0) {
+    out.qkv.format = Format::kE4M3Half;
+    out.qkv.x_scale = scale;
+  }
   ML_ASSIGN_OR_RETURN(out.o, upload_matrix({share.query_columns(in.o)}, share.split_parts()));
   const m3::MlpWeights& always = out.moe != 0 ? in.shared : in.dense;
   if (!always.gate.empty()) {

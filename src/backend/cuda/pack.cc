@@ -21,6 +21,7 @@ int planes(Format format) { return format == Format::kF32 ? 3 : 1; }
 int tile_bytes(Format format) {
   switch (format) {
     case Format::kE4M3:
+    case Format::kE4M3Half:
       return 512;
     case Format::kMXFP4:
       return 544;
@@ -104,9 +105,9 @@ void pack_e4m3(const TileSource& in, unsigned char* out) {
     for (int w = 0; w < 4; ++w) {
       const int row = lane / 4 + w % 2 * 8;
       const int column = lane % 4 * 8 + w / 2 * 4;
-      store_word(out + lane * 16 + w * 4, in.byte(row, column) | in.byte(row, column + 2) << 8 |
-                                              in.byte(row, column + 1) << 16 |
-                                              in.byte(row, column + 3) << 24);
+      std::uint32_t word = 0;
+      for (int i = 0; i < 4; ++i) word |= in.byte(row, column + i) << 8 * i;
+      store_word(out + lane * 16 + w * 4, word);
     }
   }
 }
@@ -131,6 +132,7 @@ void pack_tile(Format format, const TileSource& in, int plane, unsigned char* ou
     case Format::kMXFP4:
       return pack_mxfp4(in, out);
     case Format::kE4M3:
+    case Format::kE4M3Half:
       return pack_e4m3(in, out);
     case Format::kBF16:
       return pack_bf16([&](int row, int column) { return in.bf16(row, column); }, out);
@@ -180,6 +182,13 @@ Result<Format> pack_format(const QuantizedMatrix& matrix) {
   }
   return Status(Code::kUnsupported, std::string(matrix.weight.name),
                 "the CUDA kernels take BF16, MXFP4 and FP8 per channel (routers also F32)");
+}
+
+float half_scale(float bound) {
+  if (!(bound < 0x1p38F)) return 0;
+  float scale = 0x1p15F;
+  while (scale > 0x1p-24F && bound * scale > 0x1p15F) scale /= 2;
+  return scale;
 }
 
 Matrix describe(Format format, std::int64_t rows, std::int64_t cols, int parts) {

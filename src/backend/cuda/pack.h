@@ -1,4 +1,4 @@
-// Repacking of stored matrices into the kernels' layout, version 2.
+// Repacking of stored matrices into the kernels' layout, version 3.
 //
 // Rows in groups of 16, K in `parts` (the fixed eighths, or as many as one rank holds) at whole
 // units of 32 columns, each part padded to whole tiles; a tile is what one warp takes with one or
@@ -18,7 +18,7 @@
 
 namespace monolayer::cuda {
 
-inline constexpr int kLayoutVersion = 2;
+inline constexpr int kLayoutVersion = 3;
 
 // A stored row; null data: zeros (padding to whole row groups).
 struct StoredRow {
@@ -28,6 +28,9 @@ struct StoredRow {
 
 // The kernels' format of a stored one. kUnsupported naming the tensor.
 Result<Format> pack_format(const QuantizedMatrix& matrix);
+
+// Matrix::x_scale for activations of at most `bound` in magnitude; 0 if FP16 does not suit them.
+float half_scale(float bound);
 
 // Sizes of a packed matrix of `rows` x `cols`; the pointers stay null.
 Matrix describe(Format format, std::int64_t rows, std::int64_t cols, int parts);

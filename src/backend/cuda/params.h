@@ -31,18 +31,24 @@ inline constexpr int red_columns(int rows) { return rows > 4 ? 8 : rows > 2 ? 4 
 inline constexpr int red_entries(int rows) { return rows > 4 ? 16 : 32; }
 
 enum class Format : std::int32_t {
-  kBF16,   // tile: 16 rows x 32 columns, 1024 bytes
-  kF32,    // three BF16 planes whose sum is exact, three tiles for the same columns
-  kE4M3,   // 16 x 32, 512 bytes; one float32 factor per row
-  kMXFP4,  // 16 x 64, 512 bytes and 32 of E8M0 scales
+  kBF16,      // tile: 16 rows x 32 columns, 1024 bytes
+  kF32,       // three BF16 planes whose sum is exact, three tiles for the same columns
+  kE4M3,      // 16 x 32, 512 bytes; one float32 factor per row
+  kMXFP4,     // 16 x 64, 512 bytes and 32 of E8M0 scales
+  kE4M3Half,  // E4M3 whose activations are staged as FP16, not BF16: see Matrix::x_scale
 };
+inline constexpr bool is_e4m3(Format f) { return f == Format::kE4M3 || f == Format::kE4M3Half; }
 
-// A repacked matrix (layout version 2, backend/cuda/pack.h): row groups of 16 rows; inside a group
+// A repacked matrix (layout version 3, backend/cuda/pack.h): row groups of 16 rows; inside a group
 // the `parts` of K one after the other, inside a part its tiles in order.
 struct Matrix {
   const unsigned char* data = nullptr;
   const float* row_scale = nullptr;  // [16 * row_groups], E4M3 only
   Format format = Format::kBF16;
+  // kE4M3Half: a power of two that staged activations carry. What they are before is rounded to
+  // BF16 and at most B in magnitude, B * x_scale at most 2^15: exact from B * 2^-32 on, below that
+  // 2^-40 B at most away.
+  float x_scale = 1;
   std::int32_t row_groups = 0;
   std::int32_t cols = 0;       // of K, unpadded
   std::int32_t parts = 0;      // fixed eighths of K held here: 8, or fewer on one rank of a group

@@ -111,6 +111,8 @@ Status DeviceModel::build_random(const m3::ModelConfig& config, Random& random) 
     const std::int64_t projected =
         c.q_width() + 2 * c.kv_width() + (l.sparse != 0 ? c.index_width() + c.index_dim : 0);
     ML_RETURN_IF_ERROR(random.matrix(Format::kE4M3, projected, c.hidden_size, kParts, 1, l.qkv));
+    l.qkv.format = Format::kE4M3Half;  // norms below are about 2^-6, so factors below 2
+    l.qkv.x_scale = half_scale(2 * std::sqrt(static_cast<float>(c.hidden_size)));
     ML_RETURN_IF_ERROR(random.matrix(Format::kE4M3, c.hidden_size, c.q_width(), parts, 1, l.o));
     const std::int64_t width = l.moe != 0 ? c.shared_width : c.dense_width;
     const Format format = l.moe != 0 ? Format::kMXFP4 : Format::kE4M3;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "backend/cuda/bench_kernels.h"
+#include "backend/cuda/pack.h"
 #include "core/dtype.h"
 
 namespace monolayer::cuda {
@@ -80,6 +81,12 @@ Status Rank::bind(const cpu::CacheOptions& options, std::int64_t pages) {
   index_bytes_ =
       pages * kPageTokens * c.index_dim * static_cast<std::int64_t>(dtype_size(options.index));
   for (Layer& layer : layers_) {
+    // Attention's outputs are means of cached values, which E4M3 bounds.
+    if (const float scale = half_scale(448.0F * options.v_scale);
+        layer.o.format == Format::kE4M3 && s.kv_fp8 != 0 && scale > 0) {
+      layer.o.format = Format::kE4M3Half;
+      layer.o.x_scale = scale;
+    }
     ML_RETURN_IF_ERROR(allocate(layer.k_cache, kv_bytes_, "CUDA caches"));
     ML_RETURN_IF_ERROR(allocate(layer.v_cache, kv_bytes_, "CUDA caches"));
     if (layer.sparse != 0)

@@ -267,8 +267,11 @@ __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
     maximum = __shfl_sync(0xFFFFFFFFU, largest, count - 1);
   }
   if (d >= dim) return;
-  c.p.attended[static_cast<std::int64_t>(task) * dim + d] =
-      scaled_bf16(__fdiv_rn(value, sum) * s.v_scale);
+  const float attended = __fdiv_rn(value, sum) * s.v_scale;
+  const Matrix& o = c.layer().o;
+  c.p.attended[static_cast<std::int64_t>(task) * dim + d] = kM3 || o.format == Format::kE4M3Half
+                                                                ? scaled_half(attended, o.x_scale)
+                                                                : scaled_bf16(attended);
 }
 __device__ __forceinline__ void merge_stage(Context& c) {
   constexpr int kQuarters = 4;

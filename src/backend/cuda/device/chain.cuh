@@ -122,10 +122,10 @@ __device__ __forceinline__ void heads_and_next(Context& c) {
   prefetch_layer(c, layer);
 }
 __device__ __forceinline__ void input_norm_stage(Context& c) {
-  norm_rows(c, c.p.hidden, c.layer().input_norm);
+  norm_rows(c, c.layer().qkv, c.p.hidden, c.layer().input_norm);
 }
 __device__ __forceinline__ void post_norm_stage(Context& c) {
-  norm_rows(c, c.p.middle, c.layer().post_norm);
+  norm_rows(c, c.layer().router, c.p.middle, c.layer().post_norm);
 }
 // One sparse layer of the fused kernel; false once the block gave up. Blocks without work in a
 // stage neither wait for what it reads nor arrive.

@@ -33,6 +33,12 @@ __device__ __forceinline__ void decode_e4m3(std::uint32_t w, std::uint32_t& even
   odd = ((w >> 4) & 0x07F007F0U) | (w & 0x80008000U);
 }
 
+// The same of bytes in the order of columns: 0 and 1, 2 and 3.
+__device__ __forceinline__ void decode_e4m3_pairs(std::uint32_t w, std::uint32_t& low,
+                                                  std::uint32_t& high) {
+  decode_e4m3(__byte_perm(w, 0, 0x3120), low, high);
+}
+
 // E8M0 scales of a tile's two rows and two groups of a lane.
 __device__ __forceinline__ void decode_scales(std::uint32_t s, float (&f)[4]) {
   f[0] = __uint_as_float((s << 23) & 0x7F800000U);
@@ -46,8 +52,8 @@ __device__ __forceinline__ void load_octet(const unsigned char* p, bool fp8,
                                            std::uint32_t (&r)[4]) {
   if (fp8) {
     const uint2 v = __ldcg(reinterpret_cast<const uint2*>(p));
-    decode_e4m3(__byte_perm(v.x, 0, 0x3120), r[0], r[1]);
-    decode_e4m3(__byte_perm(v.y, 0, 0x3120), r[2], r[3]);
+    decode_e4m3_pairs(v.x, r[0], r[1]);
+    decode_e4m3_pairs(v.y, r[2], r[3]);
   } else {
     const uint4 v = load_l2(p);
     r[0] = v.x;
@@ -83,8 +89,22 @@ __device__ __forceinline__ uint4 scale_down(uint4 v) {
 __device__ __forceinline__ std::uint16_t scaled_bf16(float x) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(x * kActivationScale));
 }
+// 1 / x of a power of two that is a normal number.
+__device__ __forceinline__ float inverse_power(float x) {
+  return __uint_as_float((254U << 23) - __float_as_uint(x));
+}
+// Rounded to BF16, then FP16 of that times x_scale (Matrix::x_scale).
+__device__ __forceinline__ std::uint32_t pack_half(float low, float high, float x_scale) {
+  const float2 f = unpack_bf16(pack_bf16(low, high));
+  const __half2 v = __floats2half2_rn(f.x * x_scale, f.y * x_scale);
+  return *reinterpret_cast<const std::uint32_t*>(&v);
+}
 __device__ __forceinline__ float round_bf16(float x) {
   return __bfloat162float(__float2bfloat16_rn(x));
+}
+
+__device__ __forceinline__ std::uint16_t scaled_half(float x, float x_scale) {
+  return __half_as_ushort(__float2half_rn(round_bf16(x) * x_scale));
 }
 
 }  // namespace monolayer::cuda

@@ -72,6 +72,7 @@ struct TileMXFP4 {
     }
   }
 };
+template <bool HALF>
 struct TileE4M3 {
   uint4 w, b;
 
@@ -81,12 +82,24 @@ struct TileE4M3 {
   }
   __device__ __forceinline__ void add(float (&acc)[2][4]) const {
     std::uint32_t a[8];
-    decode_e4m3(w.x, a[0], a[2]);
-    decode_e4m3(w.y, a[1], a[3]);
-    decode_e4m3(w.z, a[4], a[6]);
-    decode_e4m3(w.w, a[5], a[7]);
-    mma(acc[0], a[0], a[1], a[2], a[3], b.x, b.y);
-    mma(acc[1], a[4], a[5], a[6], a[7], b.z, b.w);
+    const auto decode = [](std::uint32_t from, std::uint32_t& low, std::uint32_t& high) {
+      if constexpr (HALF) {
+        halves_of_e4m3(from, low, high);
+      } else {
+        decode_e4m3_pairs(from, low, high);
+      }
+    };
+    decode(w.x, a[0], a[2]);
+    decode(w.y, a[1], a[3]);
+    decode(w.z, a[4], a[6]);
+    decode(w.w, a[5], a[7]);
+    if constexpr (HALF) {
+      mma_half(acc[0], a[0], a[1], a[2], a[3], b.x, b.y);
+      mma_half(acc[1], a[4], a[5], a[6], a[7], b.z, b.w);
+    } else {
+      mma(acc[0], a[0], a[1], a[2], a[3], b.x, b.y);
+      mma(acc[1], a[4], a[5], a[6], a[7], b.z, b.w);
+    }
   }
 };
 
@@ -108,10 +121,11 @@ __device__ __forceinline__ void tiles_mxfp4(int tile, int scale, int x, int stri
   }
   if (n > 0) even.add(acc);
 }
+template <bool HALF>
 __device__ __forceinline__ void tiles_e4m3(int tile, int x, int stride, int n, float (&acc)[2][4]) {
-  TileE4M3 pair[2];
-  TileE4M3 next[2];
-  const auto fetch = [&](TileE4M3(&to)[2]) {
+  TileE4M3<HALF> pair[2];
+  TileE4M3<HALF> next[2];
+  const auto fetch = [&](TileE4M3<HALF>(&to)[2]) {
     to[0].fetch(tile, x);
     to[1].fetch(tile + 512, x + stride);
     tile += 1024;
@@ -158,14 +172,14 @@ struct Column {
 // `tiles` begin `first` tiles into the slot and are `chunk_tiles` a slot, in slots `step` apart.
 // `last`: the slots are given back. Apart, one copy a format: code has to be fetched.
 template <int FORMAT>
-__device__ __noinline__ float4 product(Format format, int tiles, int chunk_tiles, int first,
-                                       bool last, Column x, int slot, std::uint32_t wraps,
-                                       int step) {
+__device__ __noinline__ float4 product(Format format, float x_scale, int tiles, int chunk_tiles,
+                                       int first, bool last, Column x, int slot,
+                                       std::uint32_t wraps, int step) {
   Shared& s = shared();
   const int lane = static_cast<int>(threadIdx.x) & 31;
   if constexpr (FORMAT >= 0) format = static_cast<Format>(FORMAT);
   const int planes = format == Format::kF32 ? 3 : 1;
-  const int tile_bytes = format == Format::kMXFP4 ? 544 : format == Format::kE4M3 ? 512 : 1024;
+  const int tile_bytes = format == Format::kMXFP4 ? 544 : is_e4m3(format) ? 512 : 1024;
   float fp4[4] = {};
   float acc[2][4] = {};
   const int tile = kFixedBytes + first * tile_bytes + lane * 16;
@@ -185,8 +199,11 @@ __device__ __noinline__ float4 product(Format format, int tiles, int chunk_tiles
     if (format == Format::kMXFP4) {
       tiles_mxfp4(at, at + 512 - lane * 16 + (lane >> 2) * 4, x.offset, x.stride, n, fp4);
       x.offset += 2 * n * x.stride;
+    } else if (format == Format::kE4M3Half) {
+      tiles_e4m3<true>(at, x.offset, x.stride, n, acc);
+      x.offset += n * x.stride;
     } else if (format == Format::kE4M3) {
-      tiles_e4m3(at, x.offset, x.stride, n, acc);
+      tiles_e4m3<false>(at, x.offset, x.stride, n, acc);
       x.offset += n * x.stride;
     } else {
       tiles_bf16(at, x.offset, x.stride, n, planes, acc[0]);
@@ -202,7 +219,9 @@ __device__ __noinline__ float4 product(Format format, int tiles, int chunk_tiles
   if (format == Format::kMXFP4) {
     return {fp4[0] * kPostE2M1, fp4[1] * kPostE2M1, fp4[2] * kPostE2M1, fp4[3] * kPostE2M1};
   }
-  const float post = format == Format::kE4M3 ? kPostE4M3 : kPostBF16;
+  const float post = format == Format::kE4M3Half ? inverse_power(x_scale)
+                     : format == Format::kE4M3   ? kPostE4M3
+                                                 : kPostBF16;
   const auto sum = [&](int i) { return (acc[0][i] + acc[1][i]) * post; };
   return {sum(0), sum(1), sum(2), sum(3)};
 }
@@ -234,8 +253,8 @@ __device__ __forceinline__ void item_products(Context& c, const Run& run, int be
 #pragma unroll 1
       for (int k = 0; k < span; ++k, x.offset += part_bytes) {
         store(unit, part + k,
-              product<K::kFormat>(K::format(m), K::tiles(m), K::chunk_tiles(m), k * K::tiles(m),
-                                  k + 1 == span, x, slot, wraps, n));
+              product<K::kFormat>(K::format(m), m.x_scale, K::tiles(m), K::chunk_tiles(m),
+                                  k * K::tiles(m), k + 1 == span, x, slot, wraps, n));
       }
     }
     c.slot += n * K::chunks(m);

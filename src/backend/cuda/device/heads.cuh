@@ -60,11 +60,23 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
   const float* x = p.projected + static_cast<std::int64_t>(row) * p.projected_stride + from;
   const std::int64_t part_stride = static_cast<std::int64_t>(kMaxRows) * p.projected_stride;
   float v[4];
-  float w[4];
+  float w[4] = {};
   float cosine[4] = {1, 1, 1, 1};
   float sine[4] = {};
   const int half = rotary_of(s) / 2;
   float sum = 0;
+  // What does not depend on the projections is asked for first.
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int d = lane + 32 * i;
+    if (norm == nullptr) continue;
+    if (d < dim) w[i] = __uint_as_float(static_cast<std::uint32_t>(__ldg(norm + d)) << 16);
+    if (d < 2 * half) {
+      const float* rope = p.step->rope[row];
+      cosine[i] = __ldg(rope + (d < half ? d : d - half));
+      sine[i] = __ldg(rope + half + (d < half ? d : d - half));
+    }
+  }
   // The parts of dims 4 lane and three more, in the fixed tree; then a lane has every 32nd dim.
   float* y = sums_of(p) + threadIdx.x / 32 * 128;
   if (4 * lane < dim) {
@@ -89,21 +101,12 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
   for (int i = 0; i < 4; ++i) {
     const int d = lane + 32 * i;
     v[i] = d < dim ? y[d] : 0.0F;
-    w[i] = norm != nullptr && d < dim
-               ? __uint_as_float(static_cast<std::uint32_t>(__ldg(norm + d)) << 16)
-               : 0.0F;
-    if (norm != nullptr && d < 2 * half) {
-      const float* rope = p.step->rope[row];
-      cosine[i] = __ldg(rope + (d < half ? d : d - half));
-      sine[i] = __ldg(rope + half + (d < half ? d : d - half));
-    }
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) sum = fmaf(v[i], v[i], sum);
   if (norm != nullptr) {
     sum = warp_sum(sum);
-    const float factor =
-        __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(sum, static_cast<float>(dim)) + s.eps));
+    const float factor = norm_factor(sum, dim, s.eps);
     // Pairs lie `half` columns apart, in whatever lane.
     __syncwarp();
 #pragma unroll

@@ -73,8 +73,8 @@ struct Kind {
   }
 };
 using AnyKind = Kind<kAnyFormat, 0, 0>;
-using ProjectionKind = Kind<static_cast<int>(Format::kE4M3), kM3ProjectionTiles, 1>;
-using OutputKind = Kind<static_cast<int>(Format::kE4M3), kM3OutputTiles, 1>;
+using ProjectionKind = Kind<static_cast<int>(Format::kE4M3Half), kM3ProjectionTiles, 1>;
+using OutputKind = Kind<static_cast<int>(Format::kE4M3Half), kM3OutputTiles, 1>;
 using RouterKind = Kind<static_cast<int>(Format::kBF16), kM3RouterTiles, 1>;
 using GateUpKind = Kind<static_cast<int>(Format::kMXFP4), kM3GateUpTiles, 1>;
 using DownKind = Kind<static_cast<int>(Format::kMXFP4), kM3DownTiles, 0>;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
 namespace monolayer::cuda {
@@ -111,6 +112,24 @@ __device__ __forceinline__ void mma(float (&c)[4], std::uint32_t a0, std::uint32
       "{%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The same of FP16 products, as exact.
+__device__ __forceinline__ void mma_half(float (&c)[4], std::uint32_t a0, std::uint32_t a1,
+                                         std::uint32_t a2, std::uint32_t a3, std::uint32_t b0,
+                                         std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+      "{%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Four E4M3 bytes to two pairs of FP16, exact.
+__device__ __forceinline__ void halves_of_e4m3(std::uint32_t w, std::uint32_t& low,
+                                               std::uint32_t& high) {
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; "
+      "cvt.rn.f16x2.e4m3x2 %1, h;}"
+      : "=r"(low), "=r"(high)
+      : "r"(w));
 }
 
 }  // namespace monolayer::cuda

@@ -27,7 +27,7 @@ __device__ __forceinline__ float exponential(float x) {
   };
   return (p * power_of_two(first)) * power_of_two(power - first);
 }
-__device__ __noinline__ float sigmoid(float x) { return __fdiv_rn(1.0F, 1.0F + exponential(-x)); }
+__device__ __forceinline__ float sigmoid(float x) { return __frcp_rn(1.0F + exponential(-x)); }
 
 __device__ __forceinline__ float row_factor(const float* scales, int row) {
   return scales != nullptr ? __ldg(scales + row) : 1.0F;
@@ -67,6 +67,24 @@ __device__ __forceinline__ uint4 scale_by_norm(uint4 v, uint4 w, float factor) {
   };
   return {pair(v.x, w.x), pair(v.y, w.y), pair(v.z, w.z), pair(v.w, w.w)};
 }
+__device__ __forceinline__ uint4 half_by_norm(uint4 v, uint4 w, float factor, float x_scale) {
+  const auto pair = [factor, x_scale](std::uint32_t a, std::uint32_t b) {
+    const float2 f = unpack_bf16(a);
+    const float2 g = unpack_bf16(b);
+    return pack_half((f.x * factor) * (1.0F + g.x), (f.y * factor) * (1.0F + g.y), x_scale);
+  };
+  return {pair(v.x, w.x), pair(v.y, w.y), pair(v.z, w.z), pair(v.w, w.w)};
+}
+// As products with a matrix take it: BF16 scaled by a power of two, which commutes with every
+// rounding, or FP16. `factor` of norm_factor().
+__device__ __forceinline__ uint4 staged_by_norm(bool half, uint4 v, uint4 w, float factor,
+                                                float x_scale) {
+  return half ? half_by_norm(v, w, factor, x_scale)
+              : scale_by_norm(v, w, factor * kActivationScale);
+}
+__device__ __forceinline__ float norm_factor(float squares, int n, float eps) {
+  return __frcp_rn(__fsqrt_rn(__fdiv_rn(squares, static_cast<float>(n)) + eps));
+}
 
 // Normalises rows row_of(0..n-1) of `from` [*, hidden] into staged rows 0..n-1. The sum of squares:
 // thread t takes columns 8 t + 4096 k in ascending order, then lanes in halves, then the sixteen
@@ -80,8 +98,11 @@ struct Rows {
 // The same where no padding lies between parts, up to four rows at a time: they stay in registers,
 // and every warp makes the factors itself.
 __device__ __forceinline__ void norm_in_registers(const std::uint16_t* from,
-                                                  const std::uint16_t* weight, int row_bytes, int n,
-                                                  const Rows& row_of, std::uint16_t* out) {
+                                                  const std::uint16_t* weight, const Matrix& m,
+                                                  int n, const Rows& row_of, std::uint16_t* out) {
+  const bool half = m.format == Format::kE4M3Half;
+  const float x_scale = m.x_scale;
+  const int row_bytes = m.row_bytes;
   constexpr int kTogether = kOneRow ? 1 : 4;
   Shared& s = shared();
   const int thread = static_cast<int>(threadIdx.x);
@@ -122,18 +143,15 @@ __device__ __forceinline__ void norm_in_registers(const std::uint16_t* from,
       float total = s.sums[row][lane % kWarps];
 #pragma unroll
       for (int d = 1; d < kWarps; d <<= 1) total += __shfl_xor_sync(0xFFFFFFFFU, total, d);
-      // Rows are staged scaled by a power of two, which commutes with every rounding.
-      factor[k] = __fdiv_rn(1.0F, __fsqrt_rn(__fdiv_rn(total, static_cast<float>(hidden)) +
-                                             s.params.shape.eps)) *
-                  kActivationScale;
+      factor[k] = norm_factor(total, hidden, s.params.shape.eps);
     }
 #pragma unroll
     for (int r = 0; r < kTogether; ++r) {
       const float f = __shfl_sync(0xFFFFFFFFU, factor[r / 2], r % 2 * kWarps);
       if (first + r >= n) continue;
       auto* to = reinterpret_cast<uint4*>(x + (first + r) * row_bytes);
-      to[0] = scale_by_norm(v[r][0], w[0], f);
-      if (second) to[kThreads] = scale_by_norm(v[r][1], w[1], f);
+      to[0] = staged_by_norm(half, v[r][0], w[0], f, x_scale);
+      if (second) to[kThreads] = staged_by_norm(half, v[r][1], w[1], f, x_scale);
       if (kOnePass || out == nullptr) continue;
       auto* copy =
           reinterpret_cast<uint4*>(out + static_cast<std::int64_t>(row_of(first + r)) * hidden) +
@@ -149,11 +167,12 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
                                         std::uint16_t* out) {
   if constexpr (kM3) {
     if (!kOnePass) sync();  // whoever still reads x
-    norm_in_registers(from, weight, m.row_bytes, n, row_of, out);
+    norm_in_registers(from, weight, m, n, row_of, out);
     return;
   }
   constexpr int kVectors = (kMaxHidden + kThreads * 8 - 1) / (kThreads * 8);
   const Layout layout(m);
+  const bool half = m.format == Format::kE4M3Half;
   Shared& s = shared();
   unsigned char* x = memory + kFixedBytes + s.params.slots * kSlotBytes;
   const int thread = static_cast<int>(threadIdx.x);
@@ -197,11 +216,7 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
 #pragma unroll
     for (int d = 1; d < kWarps; d <<= 1) total += __shfl_xor_sync(0xFFFFFFFFU, total, d);
     if (thread % 32 == 0) {
-      // Rows are staged scaled by a power of two, which commutes with every rounding.
-      s.factor[thread / 32] =
-          __fdiv_rn(1.0F,
-                    __fsqrt_rn(__fdiv_rn(total, static_cast<float>(hidden)) + s.params.shape.eps)) *
-          kActivationScale;
+      s.factor[thread / 32] = norm_factor(total, hidden, s.params.shape.eps);
     }
   }
   sync();
@@ -212,12 +227,12 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
     for (int k = 0; k < kVectors; ++k) {
       if (place[k] < 0) continue;
       auto* at = reinterpret_cast<uint4*>(x + r * layout.row_bytes + place[k]);
-      const uint4 y = scale_by_norm(*at, w[k], factor);
-      *at = y;
+      const uint4 x = *at;
+      *at = staged_by_norm(half, x, w[k], factor, m.x_scale);
       if (out != nullptr) {
         reinterpret_cast<uint4*>(
             out)[static_cast<std::int64_t>(row_of(r)) * vectors + thread + k * kThreads] =
-            scale_down(y);
+            scale_by_norm(x, w[k], factor);
       }
     }
   }
@@ -243,11 +258,11 @@ __device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int
 __device__ __forceinline__ bool norms_apart() {
   return kM3 && !kOnePass && rows_of(shared().step) > kColumns;
 }
-__device__ __forceinline__ void norm_rows(Context& c, const std::uint16_t* from,
+__device__ __forceinline__ void norm_rows(Context& c, const Matrix& m, const std::uint16_t* from,
                                           const std::uint16_t* weight) {
 #pragma unroll 1
   for (int row = c.block; row < c.rows(); row += c.blocks) {
-    stage_norm(c.layer().qkv, from, weight, 1, Rows{row, nullptr}, c.p.normed);
+    stage_norm(m, from, weight, 1, Rows{row, nullptr}, c.p.normed);
   }
 }
 // Rows row_of(0..n-1) of `from`, normed, for a product with m.
