@@ -60,6 +60,8 @@ Status run_device_bench(const cuda::BenchOptions& options, bool json) {
   nlohmann::json report = {{"backend", "cuda"},
                            {"what", options.whole_step ? "step" : "layer"},
                            {"rank_of", options.ranks},
+                           {"every_rank", options.every_rank},
+                           {"query", options.query},
                            {"dense_layers", options.dense_layers},
                            {"sparse_layers", options.sparse_layers},
                            {"repeats", options.repeats},
@@ -69,9 +71,13 @@ Status run_device_bench(const cuda::BenchOptions& options, bool json) {
     report["weight_bytes"] = setup.weight_bytes;
     report["m3_kernels"] = setup.m3_kernels;
     if (json) return;
-    std::printf("%s, %.1f GB of random weights, rank 0 of %d standing in for all, %s\n",
-                setup.device.c_str(), static_cast<double>(setup.weight_bytes) / 1e9, options.ranks,
-                setup.m3_kernels ? "kernels for M3" : "kernels for any shape");
+    std::printf(
+        "%s, %.1f GB of random weights, %s, %s\n", setup.device.c_str(),
+        static_cast<double>(setup.weight_bytes) / 1e9,
+        options.every_rank
+            ? ("each of " + std::to_string(options.ranks) + " ranks on its own").c_str()
+            : ("rank 0 of " + std::to_string(options.ranks) + " standing in for all").c_str(),
+        setup.m3_kernels ? "kernels for M3" : "kernels for any shape");
     std::printf("%9s %5s %8s %9s %10s %6s %6s %10s %6s %6s %6s %6s %s\n", "context", "rows",
                 "experts", "MB", "native us", "GB/s", "%", "mono us", "GB/s", "%", "ratio",
                 "stream", "same bits");

@@ -21,6 +21,8 @@ struct BenchFlags {
                                      prefills = "512";
   std::int64_t repeats = 9;
   std::int64_t dense_layers = 3, sparse_layers = 57;
+  std::int64_t query = 1;
+  bool every_rank = false;
   bool json = false;
   RunFlags run;
   const CLI::App* app = nullptr;

@@ -84,6 +84,8 @@ const std::map<std::string, std::string>& kinds_of_flags() {
       {"--kv-cache-dtype", "step, layer, speculation"},
       {"--dense-layers", "step on cuda"},
       {"--sparse-layers", "step on cuda, layer on cuda"},
+      {"--query", "step on cuda, layer on cuda"},
+      {"--every-rank", "step on cuda, layer on cuda"},
       {"--host", "serve"},
       {"--port", "serve"},
       {"--served-model-name", "serve"},
@@ -132,6 +134,8 @@ Status run_on_device(const BenchFlags& flags) {
   options.path = flags.run.path;
   if (flags.ranks_set->count() > 0)
     options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
+  options.every_rank = flags.every_rank;
+  options.query = flags.query;
   options.dense_layers = options.whole_step ? flags.dense_layers : 0;
   options.sparse_layers = flags.sparse_layers;
   return run_device_bench(options, flags.json);
@@ -208,6 +212,10 @@ void add_bench(Program& program) {
             "step on cuda: dense layers of the random model");
   f.integer(app, "--sparse-layers", flags->sparse_layers, 1, 60,
             "step and layer on cuda: its sparse layers");
+  f.integer(app, "--query", flags->query, 1, 8,
+            "step and layer on cuda: rows of a sequence, its last tokens");
+  f.toggle(app, "--every-rank", flags->every_rank,
+           "step and layer on cuda: every rank on a device of its own, not one for all");
 }
 
 }  // namespace monolayer::cli

@@ -11,6 +11,8 @@
 #include "backend/cpu/cache.h"
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/random_model.h"
+#include "tp/group.h"
+#include "tp/launcher.h"
 
 namespace monolayer::cuda {
 namespace {
@@ -52,43 +54,59 @@ class ExpertCount : public m3::TraceSink {
   std::vector<std::set<std::int32_t>> chosen_;
 };
 
-// Rows of one token each, with pages of their own in a mixed order.
+// Sequences of `query` rows each, with pages of their own in a mixed order.
 struct Batch {
   std::vector<std::vector<std::int32_t>> tables;
   std::vector<std::int32_t> tokens;
   std::vector<cpu::StepSequence> sequences;
 
-  Batch(std::int64_t rows, std::int64_t context) {
+  Batch(std::int64_t rows, std::int64_t query, std::int64_t context) {
     const std::int64_t pages = (context + kPage - 1) / kPage;
-    const std::int64_t all = rows * pages;
+    const std::int64_t all = rows / query * pages;
     const std::int64_t step = all % 37 != 0 ? 37 : 1;  // prime to all of them
-    for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t r = 0; r < rows; ++r)
+      tokens.push_back(static_cast<std::int32_t>(1000 + 7919 * r));
+    for (std::int64_t s = 0; s < rows / query; ++s) {
       auto& table = tables.emplace_back();
       for (std::int64_t i = 0; i < pages; ++i)
-        table.push_back(static_cast<std::int32_t>((r * pages + i) * step % all));
-      tokens.push_back(static_cast<std::int32_t>(1000 + 7919 * r));
+        table.push_back(static_cast<std::int32_t>((s * pages + i) * step % all));
     }
-    for (std::size_t r = 0; r < tables.size(); ++r) {
-      sequences.push_back({.tokens = std::span(tokens).subspan(r, 1),
-                           .start = context - 1,
-                           .pages = tables[r],
-                           .logit_rows = 1});
+    for (std::size_t s = 0; s < tables.size(); ++s) {
+      const auto n = static_cast<std::size_t>(query);
+      sequences.push_back({.tokens = std::span(tokens).subspan(s * n, n),
+                           .start = context - query,
+                           .pages = tables[s],
+                           .logit_rows = query});
     }
   }
 };
 
 class Bench {
  public:
-  Bench(const BenchOptions& options, const m3::ModelConfig& config)
-      : options_(options), config_(config) {}
+  // `group`: the ranks that run the same, or null.
+  Bench(const BenchOptions& options, const m3::ModelConfig& config, tp::Group* group)
+      : options_(options), config_(config), group_(group) {}
 
   Status open() {
     NativeOptions native;
     native.policy = &toggle_;
     native.deadline_ns = 2'000'000'000;
-    ML_ASSIGN_OR_RETURN(chain_, create_random(config_, {.stand_in = options_.ranks}, native));
-    ML_ASSIGN_OR_RETURN(free_, chain_->free_bytes());
+    RandomOptions random{.stand_in = options_.ranks};
+    if (group_ != nullptr) {
+      native.group = group_;
+      native.device = group_->rank();
+      random.stand_in = 1;
+    }
+    ML_ASSIGN_OR_RETURN(chain_, create_random(config_, random, native));
+    ML_ASSIGN_OR_RETURN(const std::int64_t own, chain_->free_bytes());
+    ML_ASSIGN_OR_RETURN(const auto all, of_all_ranks(own));
+    free_ = *std::min_element(all.begin(), all.end());
     return {};
+  }
+  Status close() {
+    ML_RETURN_IF_ERROR(chain_->close());
+    chain_.reset();
+    return group_ != nullptr ? group_->close() : Status{};
   }
   Status setup(BenchSetup& setup) const {
     cudaDeviceProp properties{};
@@ -104,9 +122,11 @@ class Bench {
     const std::int64_t pages = (context + kPage - 1) / kPage;
     const std::int64_t room = (free_ - kReserve) / (pages * chain_->page_bytes());
     fitting_ = 0;
-    for (const std::int64_t n : rows) fitting_ = std::max(fitting_, n <= room ? n : 0);
+    for (const std::int64_t n : rows)
+      fitting_ = std::max(fitting_, n / options_.query <= room ? n : 0);
     if (fitting_ == 0) return {};
-    ML_ASSIGN_OR_RETURN(auto pool, cpu::CachePool::reserve(config_, m3_caches(), fitting_ * pages));
+    ML_ASSIGN_OR_RETURN(auto pool, cpu::CachePool::reserve(config_, m3_caches(),
+                                                           fitting_ / options_.query * pages));
     pool.swap(pool_);  // the old one stays until the chain is bound to the new one
     return chain_->prepare(*pool_);
   }
@@ -118,12 +138,13 @@ class Bench {
     result.layers = options_.whole_step ? config_.num_layers : options_.sparse_layers;
     if (rows > fitting_) {
       result.skipped = "caches need " +
-                       std::to_string((context + kPage - 1) / kPage * rows * chain_->page_bytes()) +
+                       std::to_string((context + kPage - 1) / kPage * (rows / options_.query) *
+                                      chain_->page_bytes()) +
                        " bytes beside the weights, " + std::to_string(free_ - kReserve) +
                        " are free";
       return result;
     }
-    const Batch batch(rows, context);
+    const Batch batch(rows, options_.query, context);
     ML_RETURN_IF_ERROR(count_bytes(batch, result));
     ML_RETURN_IF_ERROR(time_device(batch, result));
     if (options_.whole_step) ML_RETURN_IF_ERROR(time_host(batch, result));
@@ -131,6 +152,15 @@ class Bench {
   }
 
  private:
+  // One number of every rank, in rank order.
+  template <typename T>
+  Result<std::vector<T>> of_all_ranks(T own) {
+    std::vector<T> all(group_ != nullptr ? static_cast<std::size_t>(group_->size()) : 1, own);
+    if (group_ == nullptr) return all;
+    ML_RETURN_IF_ERROR(group_->all_gather(std::as_bytes(std::span<const T>(&own, 1)),
+                                          std::as_writable_bytes(std::span<T>(all))));
+    return all;
+  }
   std::vector<bool> paths() const {
     if (options_.path == "native") return {false};
     if (options_.path == "mono") return {true};
@@ -166,11 +196,16 @@ class Bench {
     std::uint64_t first = 0;
     for (std::int64_t i = -1; i < options_.repeats; ++i) {  // the first pair warms up
       for (const bool fused : paths()) {
-        ML_ASSIGN_OR_RETURN(const double taken, chain_->time(part, fused));
-        ML_ASSIGN_OR_RETURN(const std::uint64_t digest, chain_->digest());
-        if (first == 0) first = digest;
-        result.same_bits = result.same_bits && digest == first;
-        if (i >= 0) seconds[fused ? 1 : 0].push_back(taken);
+        if (group_ != nullptr) ML_RETURN_IF_ERROR(group_->barrier());
+        ML_ASSIGN_OR_RETURN(const double own, chain_->time(part, fused));
+        ML_ASSIGN_OR_RETURN(const auto taken, of_all_ranks(own));
+        ML_ASSIGN_OR_RETURN(const std::uint64_t own_digest, chain_->digest());
+        ML_ASSIGN_OR_RETURN(const auto digests, of_all_ranks(own_digest));
+        for (const std::uint64_t digest : digests) {
+          if (first == 0) first = digest;
+          result.same_bits = result.same_bits && digest == first;
+        }
+        if (i >= 0) seconds[fused ? 1 : 0].push_back(*std::max_element(taken.begin(), taken.end()));
       }
       ML_ASSIGN_OR_RETURN(const double rate, chain_->stream());
       streams.push_back(rate);
@@ -193,6 +228,7 @@ class Bench {
     for (std::int64_t i = -1; i < std::min<std::int64_t>(options_.repeats, 9); ++i) {
       for (const bool fused : paths()) {
         toggle_.fused_next = fused;
+        if (group_ != nullptr) ML_RETURN_IF_ERROR(group_->barrier());
         const auto begin = Clock::now();
         ML_RETURN_IF_ERROR(chain_->step(batch.sequences, *pool_, logits, nullptr));
         const std::chrono::duration<double> taken = Clock::now() - begin;
@@ -206,6 +242,7 @@ class Bench {
 
   const BenchOptions& options_;
   const m3::ModelConfig& config_;
+  tp::Group* const group_;
   Toggle toggle_;
   std::unique_ptr<cpu::CachePool> pool_;
   std::unique_ptr<BenchChain> chain_;
@@ -224,24 +261,43 @@ Status run_bench(const BenchOptions& options,
               std::to_string(n) + ", a timed step on cuda has 1 to 16"};
   }
   for (const std::int64_t n : options.contexts) {
-    if (n < 1 || n > config.max_positions)
+    if (n < std::max<std::int64_t>(1, options.query) || n > config.max_positions)
       return {Code::kUnsupported, "--contexts",
               std::to_string(n) + ", the model takes 1 to " + std::to_string(config.max_positions)};
   }
-  Bench bench(options, config);
-  ML_RETURN_IF_ERROR(bench.open());
-  BenchSetup setup;
-  ML_RETURN_IF_ERROR(bench.setup(setup));
-  bool told = false;
-  for (const std::int64_t context : options.contexts) {
-    ML_RETURN_IF_ERROR(bench.bind(context, options.rows));
-    for (const std::int64_t rows : options.rows) {
-      ML_ASSIGN_OR_RETURN(const BenchResult result, bench.time(rows, context));
-      setup.m3_kernels = bench.m3_kernels();
-      if (!std::exchange(told, true)) on_setup(setup);
-      on_result(result);
-    }
+  if (options.query < 1 || options.query > 8)
+    return {Code::kUnsupported, "--query",
+            std::to_string(options.query) + ", a sequence has 1 to 8 rows of a step"};
+  for (const std::int64_t n : options.rows) {
+    if (n % options.query != 0)
+      return {Code::kUnsupported, "--rows",
+              std::to_string(n) + ", not a multiple of the " + std::to_string(options.query) +
+                  " rows of a sequence"};
   }
+  const auto run = [&](tp::Group* group) -> Status {
+    Bench bench(options, config, group);
+    ML_RETURN_IF_ERROR(bench.open());
+    const bool tells = group == nullptr || group->rank() == 0;
+    BenchSetup setup;
+    ML_RETURN_IF_ERROR(bench.setup(setup));
+    bool told = false;
+    for (const std::int64_t context : options.contexts) {
+      ML_RETURN_IF_ERROR(bench.bind(context, options.rows));
+      for (const std::int64_t rows : options.rows) {
+        ML_ASSIGN_OR_RETURN(const BenchResult result, bench.time(rows, context));
+        setup.m3_kernels = bench.m3_kernels();
+        if (!tells) continue;
+        if (!std::exchange(told, true)) on_setup(setup);
+        on_result(result);
+      }
+    }
+    return bench.close();
+  };
+  if (!options.every_rank) return run(nullptr);
+  ML_ASSIGN_OR_RETURN(
+      const auto statuses,
+      tp::run_ranks({.ranks = options.ranks}, [&](tp::Group& group) { return run(&group); }));
+  for (const Status& status : statuses) ML_RETURN_IF_ERROR(status);
   return {};
 }
 

@@ -14,9 +14,13 @@ namespace monolayer::cuda {
 struct BenchOptions {
   bool whole_step = true;                    // false: the sparse layers only
   std::vector<std::int64_t> contexts{8192};  // tokens of every row, its own counted
-  std::vector<std::int64_t> rows{1};         // sequences of one row each
+  std::vector<std::int64_t> rows{1};         // of a step, `query` of each sequence
   std::int64_t repeats = 15;                 // timed runs of each path; medians are reported
-  int ranks = 4;  // whose rank 0 is made; it stands in for the others in all exchanges
+  std::int64_t query = 1;                    // rows of a sequence: its last tokens
+  // Whose rank 0 is made; it stands in for the others in all exchanges. Or, with `every_rank`, all
+  // of them on devices 0 to ranks - 1, each with the same random numbers: the slowest rank's time.
+  int ranks = 4;
+  bool every_rank = false;
   std::int64_t dense_layers = 3, sparse_layers = 57;
   std::string path = "auto";  // or "native", "mono": only that one is timed
 };

@@ -1,5 +1,6 @@
 #include "backend/cuda/random_model.h"
 
+#include <cmath>
 #include <new>
 #include <utility>
 #include <vector>
@@ -166,9 +167,9 @@ Result<std::unique_ptr<DeviceModel>> DeviceModel::random(const m3::ModelConfig& 
 Result<std::unique_ptr<BenchChain>> create_random(const m3::ModelConfig& config,
                                                   const RandomOptions& random,
                                                   const NativeOptions& options) {
-  if (options.virtual_ranks != 1 || options.group != nullptr)
+  if (options.virtual_ranks != 1)
     return Status(Code::kInvalidArgument, "virtual_ranks",
-                  "random weights are one rank's: ranks would not agree on their routers");
+                  "random weights are one rank's, or those of every rank of a group");
   try {
     auto chain = std::make_unique<Chain>(config, options, random);
     ML_RETURN_IF_ERROR(chain->open([&](const m3::RankShape& shape) {

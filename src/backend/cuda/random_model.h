@@ -57,7 +57,8 @@ class BenchChain : public cpu::Native {
 };
 
 // E4M3 for attention and dense layers, MXFP4 for experts, BF16 for router, embedding and head.
-// Errors as create_native().
+// Errors as create_native(). Ranks of a group get the same numbers of the same seed, so that they
+// agree on norms and routers.
 Result<std::unique_ptr<BenchChain>> create_random(const m3::ModelConfig& config,
                                                   const RandomOptions& random,
                                                   const NativeOptions& options);
