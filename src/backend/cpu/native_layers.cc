@@ -33,7 +33,7 @@ NativeLayerChain::NativeLayerChain(const mono::ExecutorConfig& config, ThreadTea
       caches_(view_caches(config.shape, config.caches)),
       max_context_(config.max_context) {}
 
-Status NativeLayerChain::prepare(std::span<const mono::StepRow> rows) {
+Status NativeLayerChain::prepare_rows(std::span<const mono::StepRow> rows) {
   ML_RETURN_IF_ERROR(plan_rows(rows, config_, caches_, max_context_, plan_, live_));
   caller_rows_ = rows.size();
   return {};

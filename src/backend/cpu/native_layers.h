@@ -17,7 +17,7 @@ class NativeLayerChain : public NativeChain {
  public:
   NativeLayerChain(const mono::ExecutorConfig& config, ThreadTeam& team, const Tiles& tiles);
 
-  Status prepare(std::span<const mono::StepRow> rows);
+  Status prepare_rows(std::span<const mono::StepRow> rows);
   Status run_layer(std::int64_t layer, const bf16_t* hidden, const bf16_t* residual,
                    bf16_t* hidden_out, bf16_t* residual_out);
   std::span<const std::int32_t> selections() const { return selections_; }
@@ -40,7 +40,9 @@ class NativeLayers : public mono::Executor {
   static Result<std::unique_ptr<mono::Executor>> create(const mono::ExecutorConfig& config,
                                                         int threads, const Tiles* tiles = nullptr);
 
-  Status prepare(std::span<const mono::StepRow> rows) override { return chain_->prepare(rows); }
+  Status prepare(std::span<const mono::StepRow> rows) override {
+    return chain_->prepare_rows(rows);
+  }
   Status run_layers(std::int64_t first, std::int64_t count, const bf16_t* hidden,
                     const bf16_t* residual, bf16_t* hidden_out, bf16_t* residual_out) override;
   std::span<const std::int32_t> selections() const override { return chain_->selections(); }
