@@ -43,14 +43,22 @@ void print(const cuda::BenchResult& r, bool whole_step) {
   }
   const double layers = whole_step ? 1 : static_cast<double>(r.layers);
   const auto path = [&](double seconds) {
+    if (seconds <= 0) {
+      std::printf("%10s %6s %6s ", "-", "-", "-");
+      return;
+    }
     std::printf("%10.1f %6.0f %6.1f ", seconds * 1e6 / layers, r.rate(seconds) / 1e9,
                 100 * r.rate(seconds) / r.stream_bytes_per_second);
   };
   std::printf("%8.2f %9.1f ", r.experts, static_cast<double>(r.bytes) / layers / 1e6);
   path(r.native_seconds);
   path(r.mono_seconds);
-  std::printf("%6.2f %6.0f %s\n", r.native_seconds / r.mono_seconds,
-              r.stream_bytes_per_second / 1e9, r.same_bits ? "yes" : "NO");
+  if (r.native_seconds > 0 && r.mono_seconds > 0) {
+    std::printf("%6.2f ", r.native_seconds / r.mono_seconds);
+  } else {
+    std::printf("%6s ", "-");
+  }
+  std::printf("%6.0f %s\n", r.stream_bytes_per_second / 1e9, r.same_bits ? "yes" : "NO");
   std::fflush(stdout);
 }
 

@@ -56,7 +56,9 @@ std::span<const cpu::FusedSpan> measured(const m3::ModelConfig& config,
                                          const m3::ModelWeights& weights,
                                          const NativeRunOptions& options) {
   if (options.backend != "cuda") return {};
-  return cuda::fused_spans(config, weights);
+  const auto caches = cache_options(options.kv_cache_dtype);
+  return caches.ok() ? cuda::fused_spans(config, weights, *caches)
+                     : std::span<const cpu::FusedSpan>{};
 }
 #else
 Result<std::unique_ptr<cpu::Native>> cuda_native(const m3::ModelConfig& /*config*/,

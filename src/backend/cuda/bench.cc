@@ -173,18 +173,19 @@ class Bench {
     toggle_.fused_next = false;
     ML_RETURN_IF_ERROR(chain_->step(batch.sequences, *pool_, logits, &count));
     const BenchChain::Bytes weights = chain_->weight_bytes();
-    const std::int64_t rows = result.rows, context = result.context;
+    // Rows of a sequence read the same keys, values and index keys.
+    const std::int64_t sequences = result.rows / options_.query, context = result.context;
     const std::int64_t kv_heads = std::max<std::int64_t>(1, config_.num_kv_heads / options_.ranks);
     const std::int64_t kv = 2 * kv_heads * config_.head_dim;  // of a token, E4M3
     const std::int64_t attended = std::min(context, config_.topk_blocks * config_.block_size);
     const std::int64_t scored = context > attended ? context * config_.index_dim : 0;
     const std::int64_t sparse = options_.sparse_layers;
     result.experts = static_cast<double>(count.total()) / static_cast<double>(sparse);
-    result.bytes = sparse * (weights.sparse_layer + rows * (attended * kv + scored)) +
+    result.bytes = sparse * (weights.sparse_layer + sequences * (attended * kv + scored)) +
                    count.total() * weights.expert;
     if (options_.whole_step)
       result.bytes +=
-          weights.head + options_.dense_layers * (weights.dense_layer + rows * context * kv);
+          weights.head + options_.dense_layers * (weights.dense_layer + sequences * context * kv);
     return {};
   }
 
@@ -231,8 +232,9 @@ class Bench {
         if (group_ != nullptr) ML_RETURN_IF_ERROR(group_->barrier());
         const auto begin = Clock::now();
         ML_RETURN_IF_ERROR(chain_->step(batch.sequences, *pool_, logits, nullptr));
-        const std::chrono::duration<double> taken = Clock::now() - begin;
-        if (i >= 0) seconds[fused ? 1 : 0].push_back(taken.count());
+        const std::chrono::duration<double> own = Clock::now() - begin;
+        ML_ASSIGN_OR_RETURN(const auto taken, of_all_ranks(own.count()));
+        if (i >= 0) seconds[fused ? 1 : 0].push_back(*std::max_element(taken.begin(), taken.end()));
       }
     }
     if (!seconds[0].empty()) result.native_wall_seconds = median(seconds[0]);

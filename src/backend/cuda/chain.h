@@ -146,6 +146,8 @@ class Chain : public BenchChain {
   cpu::PathCounts paths_;
   std::uint64_t steps_ = 0;  // begun
   const cpu::CachePool* bound_ = nullptr;
+  std::int64_t bound_pages_ = 0;
+  cpu::CacheOptions bound_options_;
   std::vector<DeviceBuffer> buffers_;
   Params* device_params_ = nullptr;  // of every rank, if there are several
   std::uint32_t* barriers_ = nullptr;

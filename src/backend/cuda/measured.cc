@@ -5,15 +5,16 @@
 namespace monolayer::cuda {
 namespace {
 
-// One rank of four of MiniMax-M3 on one NVIDIA H200 (bench/results/2026-11-30-cuda-bench.json).
-// Between the sizes measured on either side of even, the one where fused is still ahead, or
-// halfway.
-constexpr cpu::FusedSpan kM3[] = {{4, 32768}, {8, 16384}, {16, 4096}};
+// One rank of four of MiniMax-M3 on one NVIDIA H200 (bench/results/2026-11-30-cuda-half.json): the
+// largest size measured at which fused is ahead, with the next one behind or even.
+constexpr cpu::FusedSpan kM3[] = {{1, 8192}, {2, 16384}, {16, 8192}};
 // Kernels for any shape: with the embedded model there the native graph is 5 % faster at one row.
 constexpr cpu::FusedSpan kAny[] = {{16, 0}};
 
 // Near enough to tell which figures hold: m3_layer() decides what runs.
-bool m3_like(const m3::ModelConfig& config, const m3::ModelWeights& weights) {
+bool m3_like(const m3::ModelConfig& config, const m3::ModelWeights& weights,
+             const cpu::CacheOptions& caches) {
+  if (caches.kv != DType::kE4M3 || caches.index != DType::kE4M3) return false;
   for (std::size_t i = 0; i < config.layers.size() && i < weights.layers.size(); ++i) {
     if (!config.layers[i].sparse_attention || !config.layers[i].moe) continue;
     const m3::LayerWeights& layer = weights.layers[i];
@@ -27,8 +28,9 @@ bool m3_like(const m3::ModelConfig& config, const m3::ModelWeights& weights) {
 }  // namespace
 
 std::span<const cpu::FusedSpan> fused_spans(const m3::ModelConfig& config,
-                                            const m3::ModelWeights& weights) {
-  if (m3_like(config, weights)) return kM3;
+                                            const m3::ModelWeights& weights,
+                                            const cpu::CacheOptions& caches) {
+  if (m3_like(config, weights, caches)) return kM3;
   return kAny;
 }
 

@@ -4,6 +4,7 @@
 
 #include <span>
 
+#include "backend/cpu/cache.h"
 #include "backend/cpu/native.h"
 #include "m3/config.h"
 #include "m3/weights.h"
@@ -13,6 +14,7 @@ namespace monolayer::cuda {
 // Of the kernels that this model's sparse layers would run on; by ascending rows. Steps of more
 // rows than the last entry's are faster native.
 std::span<const cpu::FusedSpan> fused_spans(const m3::ModelConfig& config,
-                                            const m3::ModelWeights& weights);
+                                            const m3::ModelWeights& weights,
+                                            const cpu::CacheOptions& caches);
 
 }  // namespace monolayer::cuda

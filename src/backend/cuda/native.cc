@@ -170,6 +170,8 @@ Status Chain::bind(const cpu::CachePool& cache) {
               "the fused kernel needs one resident block per multiprocessor, none fits"};
   }
   bound_ = &cache;
+  bound_pages_ = cache.pages();
+  bound_options_ = cache.options();
   return {};
 }
 

@@ -186,7 +186,7 @@ Result<Format> pack_format(const QuantizedMatrix& matrix) {
 
 float half_scale(float bound) {
   if (!(bound < 0x1p38F)) return 0;
-  float scale = 0x1p15F;
+  float scale = 0x1p100F;
   while (scale > 0x1p-24F && bound * scale > 0x1p15F) scale /= 2;
   return scale;
 }

@@ -78,13 +78,6 @@ __device__ __forceinline__ std::uint32_t scale_up(std::uint32_t v) {
 __device__ __forceinline__ uint4 scale_up(uint4 v) {
   return {scale_up(v.x), scale_up(v.y), scale_up(v.z), scale_up(v.w)};
 }
-__device__ __forceinline__ std::uint32_t scale_down(std::uint32_t v) {
-  const float2 f = unpack_bf16(v);
-  return pack_bf16(f.x * kPostBF16, f.y * kPostBF16);
-}
-__device__ __forceinline__ uint4 scale_down(uint4 v) {
-  return {scale_down(v.x), scale_down(v.y), scale_down(v.z), scale_down(v.w)};
-}
 // Activations that only products read are stored scaled. Rounding commutes with the power of two.
 __device__ __forceinline__ std::uint16_t scaled_bf16(float x) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(x * kActivationScale));

@@ -227,12 +227,12 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
     for (int k = 0; k < kVectors; ++k) {
       if (place[k] < 0) continue;
       auto* at = reinterpret_cast<uint4*>(x + r * layout.row_bytes + place[k]);
-      const uint4 x = *at;
-      *at = staged_by_norm(half, x, w[k], factor, m.x_scale);
+      const uint4 v = *at;
+      *at = staged_by_norm(half, v, w[k], factor, m.x_scale);
       if (out != nullptr) {
         reinterpret_cast<uint4*>(
             out)[static_cast<std::int64_t>(row_of(r)) * vectors + thread + k * kThreads] =
-            scale_by_norm(x, w[k], factor);
+            scale_by_norm(v, w[k], factor);
       }
     }
   }
