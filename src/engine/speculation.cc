@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -270,9 +271,15 @@ void Speculator::accept(const ScheduledStep& step, std::size_t index, std::int64
 }
 
 Status Speculator::prepare_for(std::int64_t rows, std::int64_t sequences) {
-  combined_.reserve(static_cast<std::size_t>(rows * config_.hidden_size));
-  first_rows_.reserve(static_cast<std::size_t>(sequences));
-  proposals_.reserve(static_cast<std::size_t>(sequences));
+  try {
+    combined_.reserve(static_cast<std::size_t>(rows * config_.hidden_size));
+    first_rows_.reserve(static_cast<std::size_t>(sequences));
+    proposals_.reserve(static_cast<std::size_t>(sequences));
+  } catch (const std::exception&) {  // bad_alloc, or length_error of a number no memory has
+    return {Code::kResourceExhausted, "draft",
+            "no memory for the states of " + std::to_string(rows) + " rows and the guesses of " +
+                std::to_string(sequences) + " sequences"};
+  }
   return draft_.prepare_for(rows, sequences, pool_);
 }
 

@@ -69,9 +69,10 @@ class Speculator {
   std::optional<bool> coin(std::uint64_t step, std::size_t row, std::int64_t index) const;
   // The first `rows` rows of a decoding item were final. Call before the next step.
   void accept(const ScheduledStep& step, std::size_t item, std::int64_t rows);
-  // Makes a dead block's draft entries into values no result survives (tests).
-  // Makes the memory of steps of up to so many rows, of `sequences` sequences.
+  // Makes the memory of steps of up to so many rows, of `sequences` sequences. kResourceExhausted
+  // where there is not enough.
   Status prepare_for(std::int64_t rows, std::int64_t sequences);
+  // Makes a dead block's draft entries into values no result survives (tests).
   void poison(std::int32_t block);
 
  private:

@@ -276,6 +276,12 @@ TEST_F(Speculation, ABrokenDraftIsSwitchedOff) {
   EXPECT_EQ(harness->engine().stats().speculation.failures, 1);
 }
 
+TEST_F(Speculation, MemoryThatIsNotThereIsAnError) {
+  const auto harness = engine({});
+  const Status status = speculator_->prepare_for(std::int64_t{1} << 42, 4);
+  EXPECT_EQ(Code::kResourceExhausted, status.code()) << status.to_string();
+}
+
 // Two requests that need 45 % of the caches each run side by side.
 TEST_F(Speculation, FaultA9_Vllm51494_TwoRequestsOf45PercentOfTheCachesRunTogether) {
   const auto harness = engine({.blocks = 40, .step_tokens = 1024});
