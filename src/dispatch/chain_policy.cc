@@ -36,6 +36,10 @@ class Driver final : public cpu::StepDriver {
     return runner_.step(facts_of(shape), Generation::from_scheduler(generation), scheduled(false),
                         paths);
   }
+  Status prepare(const cpu::StepShape& shape, std::int64_t generation,
+                 mono::StepPaths& paths) override {
+    return runner_.prepare(facts_of(shape), Generation::from_scheduler(generation), paths);
+  }
   const std::string& reason() const override { return runner_.reason(); }
 
  private:

@@ -31,12 +31,17 @@ class StepRunner {
   // Lifecycle::acquire.
   Status step(StepFacts facts, const Generation& bound, const Flag& capturing,
               mono::StepPaths& paths, std::span<const void* const> storage = {});
+  // The same for a step that is only made ready for: nothing is counted.
+  Status prepare(const StepFacts& facts, const Generation& bound, mono::StepPaths& paths);
 
   // Of the last step.
   const Decision& last() const { return last_; }
   const std::string& reason() const { return reason_; }
 
  private:
+  Status take(StepFacts facts, const Generation& bound, const Flag& capturing,
+              mono::StepPaths& paths, std::span<const void* const> storage, bool counts);
+
   Dispatcher& dispatcher_;
   mono::Lifecycle& lifecycle_;
   std::function<std::vector<ml_cache_spec>()> caches_;

@@ -88,6 +88,30 @@ TEST_F(ChainPolicyTest, StepsOfTwoRanksAreCountedOnceAndByTheirRule) {
   EXPECT_EQ("rows: is 40, needs 1 to 16", (*native)->paths().why_native);
 }
 
+// What an engine does before its first request is no step.
+TEST_F(ChainPolicyTest, APreparedStepIsNotCounted) {
+  const auto policy = make("auto");
+  auto team = cpu::ThreadTeam::create({.threads = 1});
+  auto pool = cpu::CachePool::create(model_.config, {}, 4);
+  cpu::NativeOptions options;
+  options.fused = true;
+  options.policy = policy.get();
+  auto native = cpu::Native::create(model_.config, model_.weights, **team, options);
+  ASSERT_TRUE(native.ok()) << native.status().to_string();
+  const std::vector<std::int32_t> tokens{1, 2, 3, 4}, pages{0};
+  cpu::StepSequence sequence;
+  sequence.tokens = tokens;
+  sequence.pages = pages;
+  const Status prepared = (*native)->prepare_for({&sequence, 1}, **pool);
+  ASSERT_TRUE(prepared.ok()) << prepared.to_string();
+  EXPECT_EQ(0, policy->counters().mono);
+  EXPECT_EQ(0, policy->counters().native);
+  std::vector<float> logits;
+  ASSERT_TRUE((*native)->step({&sequence, 1}, **pool, logits, nullptr).ok());
+  EXPECT_EQ(1, policy->counters().mono);
+  EXPECT_EQ(1, (*native)->paths().mono);
+}
+
 TEST_F(ChainPolicyTest, ADeploymentThatIsRefusedFallsBackOrSaysWhy) {
   model_.config.layers[4].moe = false;  // sparse attention with a dense MLP
   const auto policy = make("auto");

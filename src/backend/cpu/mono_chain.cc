@@ -85,6 +85,9 @@ class WithinLimits final : public StepDriver {
     reason_ = lifecycle_.reason();
     return paths.run_native();
   }
+  Status prepare(const StepShape& shape, std::int64_t generation, mono::StepPaths& paths) override {
+    return step(shape, generation, paths);
+  }
   const std::string& reason() const override { return reason_; }
 
  private:
@@ -240,7 +243,7 @@ Status MonoChain::prepare_for(std::span<const StepSequence> largest, CachePool& 
     ML_RETURN_IF_ERROR(bind(step));
     const ml_step prepared = library_step(step);
     Preparation paths(prepared);
-    return driver_->step(shape_of(step), generation_, paths);
+    return driver_->prepare(shape_of(step), generation_, paths);
   } catch (const std::bad_alloc&) {
     return {Code::kResourceExhausted, "step", "no memory for the fused path"};
   }

@@ -26,7 +26,7 @@ class MonoChain : public NativeChain {
   const MonoExecutor* executor();
   double prepare_seconds() const { return prepare_seconds_; }  // of the last fused step, host only
   Status close() override;
-  // Also makes the library, where a step may be fused; a policy counts that as a fused step.
+  // Also makes the library, where a step may be fused.
   Status prepare_for(std::span<const StepSequence> largest, CachePool& cache) override;
 
  protected:

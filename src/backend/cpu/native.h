@@ -75,6 +75,9 @@ class StepDriver {
   // `generation`: another number whenever other caches are bound, which a library of the old ones
   // must not outlive.
   virtual Status step(const StepShape& shape, std::int64_t generation, mono::StepPaths& paths) = 0;
+  // The same for a step that is only made ready for: counted nowhere.
+  virtual Status prepare(const StepShape& shape, std::int64_t generation,
+                         mono::StepPaths& paths) = 0;
   // Why the last step went native, or an empty text.
   virtual const std::string& reason() const = 0;
 };
