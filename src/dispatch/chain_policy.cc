@@ -77,11 +77,19 @@ std::string ChainPolicy::steps_reason() const {
   if (!any_fused()) return deployment_reason();
   if (measured_.empty() || choice_ == PathChoice::kMono)
     return "steps of at most 16 rows run fused, larger and mixed ones native";
-  std::string text = "fused where it was measured to be faster:";
-  for (const cpu::FusedSpan& span : measured_)
-    text += " up to " + std::to_string(span.rows) + " rows that see " +
-            std::to_string(span.groups * 16) + " tokens in all;";
-  return text + " other steps native";
+  std::string spans;
+  std::int64_t slower = 0;  // rows of the span before, where fused is never faster
+  for (const cpu::FusedSpan& span : measured_) {
+    if (span.groups > 0) {
+      spans += " ";
+      spans += slower > 0 ? std::to_string(slower + 1) + " to " : "up to ";
+      spans += std::to_string(span.rows) + " rows that see " + std::to_string(span.groups * 16) +
+               " tokens in all;";
+    }
+    slower = span.groups > 0 ? 0 : span.rows;
+  }
+  if (spans.empty()) return "native was measured to be faster for every step";
+  return "fused where it was measured to be faster:" + spans + " other steps native";
 }
 
 std::unique_ptr<cpu::StepDriver> ChainPolicy::driver(mono::Lifecycle& lifecycle,

@@ -223,6 +223,16 @@ TEST_F(ChainPolicyTest, MeasuredLimitsDecideWhereBothCouldRun) {
   EXPECT_NE(policy->steps_reason().find("up to 8 rows that see 6400 tokens in all"),
             std::string::npos)
       << policy->steps_reason();
+  const auto said = [&](const std::vector<cpu::FusedSpan>& table) {
+    return ChainPolicy::create(model_.config, model_.weights, {.backend = "cuda"}, "auto", table)
+        .value()
+        ->steps_reason();
+  };
+  EXPECT_EQ("native was measured to be faster for every step", said({{16, 0}}));
+  EXPECT_EQ(
+      "fused where it was measured to be faster: 2 to 8 rows that see 6400 tokens in all; other "
+      "steps native",
+      said({{1, 0}, {8, 400}, {16, 0}}));
   const auto asked = with("mono");
   EXPECT_TRUE(asked->fused(shape(16, 100000), 0));
   EXPECT_FALSE(asked->fused(shape(17, 17), 0));
