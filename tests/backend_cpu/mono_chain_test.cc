@@ -121,6 +121,41 @@ TEST(MonoChain, T_K2_TheLongestContext) {
             mono::kMaxContext / config.block_size - 1);
 }
 
+// A pool that takes the place of another is another one, even where only the scales tell.
+TEST_F(MonoChainTest, APoolInTheOldOnesPlaceIsBoundAnew) {
+  const std::vector<std::int32_t> ids = random_tokens(model_.config, 4, 12), pages{0};
+  cpu::StepSequence sequence;
+  sequence.tokens = ids;
+  sequence.pages = pages;
+  sequence.logit_rows = 4;
+  const auto options = [](float scale) {
+    cpu::CacheOptions cache = fp8_cache();
+    cache.k_scale = cache.v_scale = scale;
+    return cache;
+  };
+  std::vector<std::vector<float>> logits;
+  for (const bool fused : {false, true}) {
+    Engine engine(model_.config, model_.weights, {});
+    engine.native =
+        cpu::Native::create(model_.config, model_.weights, *engine.team, {.fused = fused}).value();
+    const std::byte* place = nullptr;
+    for (const float scale : {0.5F, 0.01F}) {
+      engine.pool.reset();
+      engine.pool = cpu::CachePool::create(model_.config, options(scale), 64).value();
+      if (place != nullptr && place != engine.pool->layer(0).k)
+        GTEST_SKIP() << "the second pool has another address";
+      place = engine.pool->layer(0).k;
+      std::vector<float>& out = logits.emplace_back();
+      const Status status = engine.native->step({&sequence, 1}, *engine.pool, out, nullptr);
+      ASSERT_TRUE(status.ok()) << status.to_string();
+    }
+    EXPECT_EQ(engine.native->paths().mono, fused ? 2 : 0);
+  }
+  EXPECT_EQ(logits[0], logits[2]);
+  EXPECT_EQ(logits[1], logits[3]);
+  EXPECT_NE(logits[0], logits[1]);
+}
+
 TEST_F(MonoChainTest, SizesThatDoNotDivideAreRefusedByName) {
   const RandomModel narrow(tiny_config(), {}, 1);
   const auto made = cpu::make_ranked(narrow.config, narrow.weights,

@@ -17,6 +17,8 @@ struct CacheOptions {
   DType kv = DType::kBF16;                          // kBF16 or kE4M3
   DType index = DType::kBF16;                       // kBF16 or kE4M3
   float k_scale = 1, v_scale = 1, index_scale = 1;  // E4M3: stored = value / scale; finite, > 0
+
+  bool operator==(const CacheOptions&) const = default;
 };
 
 // One layer's cache memory. The entry of (page, kv_head, token) begins at k + page * page_bytes +

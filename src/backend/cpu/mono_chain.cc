@@ -196,20 +196,25 @@ Status MonoChain::run_layers(const StepContext& step, m3::TraceSink* sink) {
 // the steps has the library of the old one closed.
 Status MonoChain::bind(const StepContext& step) {
   const LayerCache& first = step.cache.layer(0);
-  if (bound_ == first.k && bound_pages_ == first.pages) return {};
+  if (bound_ == first.k && bound_pages_ == first.pages && bound_options_ == first.options) {
+    return {};
+  }
+  bound_ = nullptr;  // nothing, should what follows fail
   caches_.clear();
   for (const std::int64_t layer : fused_layers_) {
     caches_.push_back(
         cache_spec(config_, step.cache.layer(layer), layer, context_limit(config_, step.cache)));
   }
+  if (lifecycle_.library() == nullptr) {
+    for (const ml_cache_spec& cache : caches_) {
+      ML_RETURN_IF_ERROR(lifecycle_.bind_main(cache));
+      ML_RETURN_IF_ERROR(lifecycle_.bind_index(cache.layer_id, cache.index, cache.index_scale));
+    }
+  }
   bound_ = first.k;
   bound_pages_ = first.pages;
+  bound_options_ = first.options;
   ++generation_;
-  if (lifecycle_.library() != nullptr) return {};
-  for (const ml_cache_spec& cache : caches_) {
-    ML_RETURN_IF_ERROR(lifecycle_.bind_main(cache));
-    ML_RETURN_IF_ERROR(lifecycle_.bind_index(cache.layer_id, cache.index, cache.index_scale));
-  }
   return {};
 }
 

@@ -53,6 +53,7 @@ class MonoChain : public NativeChain {
   mono::Lifecycle lifecycle_;
   std::unique_ptr<StepDriver> driver_;
   const std::byte* bound_ = nullptr;  // the pool that is bound
+  CacheOptions bound_options_;
   std::int64_t bound_pages_ = 0, generation_ = 0;
   std::vector<ml_cache_spec> caches_;
   double prepare_seconds_ = 0;
