@@ -345,7 +345,9 @@ class RankZero final : public cpu::Native {
                      cpu::CachePool& /*cache*/) override {
     ML_RETURN_IF_ERROR(rank_.group->status());
     if (!processes_.tell(step_message(Order::kPrepare, largest))) return lost();
-    return rank_.native->prepare_for(largest, *rank_.pool);
+    const Status status = rank_.native->prepare_for(largest, *rank_.pool);
+    if (!status.ok() && !is_everybodys(status.code())) rank_.group->fail(status);
+    return status;
   }
   Status capture(std::span<const std::int64_t> layers) override {
     Message message{static_cast<std::int64_t>(layers.size()) + 2,
