@@ -9,17 +9,22 @@ namespace {
 
 constexpr const char* kFlag = "--default-chat-template-kwargs";
 
+struct ChatTrial {
+  std::optional<ApiError> error;
+  bool blank = false;  // the error: a prompt without tokens
+};
+
 // The simplest chat there is. What is wrong with it is wrong with every one.
-std::optional<ApiError> try_chat(const ServedModel& model, const Json& kwargs) {
+ChatTrial try_chat(const ServedModel& model, const Json& kwargs) {
   ChatParts parts;
   parts.messages.push_back({{"role", "user"}, {"content", "Hi"}});
   parts.kwargs = kwargs;
   parts.tool_choice = "none";
   GenerationSpec spec;
-  if (auto error = render_chat(std::move(parts), model, spec)) return error;
+  if (auto error = render_chat(std::move(parts), model, spec)) return {std::move(error), false};
   if (spec.prompts.front().empty())
-    return bad_field("messages", "the chat template writes nothing");
-  return std::nullopt;
+    return {bad_field("messages", "the chat template writes nothing"), true};
+  return {};
 }
 
 }  // namespace
@@ -36,11 +41,11 @@ Result<std::shared_ptr<ServedModel>> served_model(const engine::OpenModel& model
   bool works = false;  // with nothing but messages
   if (chat.ok()) {
     served->chat = *std::move(chat);
-    const auto error = try_chat(*served, Json::object());
-    works = !error;
-    if (error && error->message.ends_with("writes nothing")) {
+    const ChatTrial trial = try_chat(*served, Json::object());
+    works = !trial.error;
+    if (trial.blank) {
       served->chat.reset();
-      served->chat_missing = model.folder + ": " + error->message;
+      served->chat_missing = model.folder + ": " + trial.error->message;
     }
   } else {
     served->chat_missing = chat.status().to_string();
@@ -53,8 +58,8 @@ Result<std::shared_ptr<ServedModel>> served_model(const engine::OpenModel& model
   if (!parsed->is_object()) return Status(Code::kInvalidArgument, kFlag, "must be a JSON object");
   served->chat_defaults = *parsed;
   if (!works) return served;
-  if (const auto error = try_chat(*served, served->chat_defaults))
-    return Status(Code::kInvalidArgument, kFlag, "no chat works with it: " + error->message);
+  if (const ChatTrial trial = try_chat(*served, served->chat_defaults); trial.error)
+    return Status(Code::kInvalidArgument, kFlag, "no chat works with it: " + trial.error->message);
   return served;
 }
 
