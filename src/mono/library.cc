@@ -29,7 +29,8 @@ class Fingerprint {
   std::uint64_t hash_ = 0xcbf29ce484222325U;
 };
 
-std::uint64_t fingerprint(const LibraryInput& input) {
+// `attention_scale`: softmax_scale, or what its 0 stands for.
+std::uint64_t fingerprint(const LibraryInput& input, float attention_scale) {
   Fingerprint f;
   const ml_model& m = input.model;
   const std::int64_t integers[] = {m.num_layers,
@@ -59,7 +60,7 @@ std::uint64_t fingerprint(const LibraryInput& input) {
                             m.swiglu_limit,
                             m.swiglu_beta,
                             m.shared_weight != 0 ? m.shared_weight : 1,
-                            m.softmax_scale};
+                            attention_scale};
   for (const double value : numbers) f.add(value);
   for (std::size_t i = 0; i < input.layers.size(); ++i) {
     const ml_cache_spec& cache = input.caches[i];
@@ -74,6 +75,10 @@ std::uint64_t fingerprint(const LibraryInput& input) {
 }
 
 Status check_group(const tp::Group* group, const ml_tp_context& context) {
+  if (group == nullptr && context.tp_size > 1) {
+    return {Code::kInvalidArgument, "context.group",
+            "null with " + to_string(context.tp_size) + " ranks"};
+  }
   const int rank = group != nullptr ? group->rank() : 0;
   const int size = group != nullptr ? group->size() : 1;
   if (rank == context.rank && size == context.tp_size) return {};
@@ -122,7 +127,8 @@ Result<std::unique_ptr<Library>> Library::create(LibraryInput input, LibraryBack
   }();
   ML_RETURN_IF_ERROR(agree("layers and caches", checked));
   if (group != nullptr) {
-    ML_RETURN_IF_ERROR(group->agree_same(fingerprint(input), "model, layer ids and cache formats",
+    ML_RETURN_IF_ERROR(group->agree_same(fingerprint(input, config.shape.attention_scale()),
+                                         "model, layer ids and cache formats",
                                          Deadline(options.timeout)));
   }
   config.group = group;

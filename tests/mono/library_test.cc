@@ -1,6 +1,7 @@
 // Steps through the library, and what happens out of order or when a rank fails.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <mutex>
 
 #include "mono/library_fixture.h"
@@ -238,6 +239,36 @@ TEST(LibraryGroup, RanksMustBringTheSameModel) {
     EXPECT_FALSE(Library::create(d.input, backend, &group).ok()) << "two ranks numbered 0";
   });
   EXPECT_EQ(log.constructions, 0);
+}
+
+TEST(LibraryGroup, SeveralRanksNeedAGroup) {
+  FakeLog log;
+  FakeBackend backend(log);
+  const Deployment d({0, 2, true, true, ML_E4M3});
+  const auto made = Library::create(d.input, backend, nullptr);
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ("context.group: null with 2 ranks", made.status().to_string());
+  EXPECT_EQ(log.constructions, 0);
+}
+
+// What 0 stands for may also be said.
+TEST(LibraryGroup, ImpliedAndExplicitScalesAreTheSameModel) {
+  FakeLog log;
+  on_ranks(2, [&](int rank, tp::Group& group) {
+    Deployment d({rank, 2, true, true, ML_E4M3});
+    FakeBackend backend(log);
+    ml_model& model = d.input.model;
+    model.softmax_scale = rank == 0 ? 0.0F : 1.0F / std::sqrt(static_cast<float>(model.head_dim));
+    auto made = Library::create(d.input, backend, &group);
+    ASSERT_TRUE(made.ok()) << made.status().to_string();
+    EXPECT_TRUE((*made)->close().ok());
+  });
+  on_ranks(2, [&](int rank, tp::Group& group) {
+    Deployment d({rank, 2, true, true, ML_E4M3});
+    FakeBackend backend(log);
+    if (rank == 1) d.input.model.softmax_scale = 0.5F;
+    EXPECT_FALSE(Library::create(d.input, backend, &group).ok());
+  });
 }
 
 // T-L7, F3: destroyed without close, nothing collective runs, nothing a peer may read is freed.
