@@ -366,11 +366,7 @@ void Chain::choose_path(const cpu::CachePool& cache) {
 Status Chain::ensure_bound(const cpu::CachePool& cache) {
   ML_CUDA(cudaSetDevice(options_.device));
   // Another pool may lie where the last one was.
-  const cpu::CacheOptions& options = cache.options();
-  if (bound_ == &cache && bound_pages_ == cache.pages() && bound_options_.kv == options.kv &&
-      bound_options_.index == options.index && bound_options_.k_scale == options.k_scale &&
-      bound_options_.v_scale == options.v_scale &&
-      bound_options_.index_scale == options.index_scale)
+  if (bound_ == &cache && bound_pages_ == cache.pages() && bound_options_ == cache.options())
     return {};
   Status bound = bind(cache);
   if (options_.group != nullptr) ML_RETURN_IF_ERROR(options_.group->agree(bound).status);
