@@ -1,4 +1,5 @@
 """Clients that go away, and the end of the server."""
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -250,6 +251,29 @@ class Start(unittest.TestCase):
                 self.assertEqual(server.complete().status_code, 200)
             finally:
                 self.assertEqual(server.stop(), 0)
+
+
+class Overload(unittest.TestCase):
+    def test_a_full_queue_is_503_and_says_when_to_come_again(self):
+        server = Server("--max-num-seqs", "1", "--max-num-waiting", "2")
+        try:
+            def ask(_):
+                return server.complete(max_tokens=200, ignore_eos=True)
+            with concurrent.futures.ThreadPoolExecutor(12) as pool:
+                replies = list(pool.map(ask, range(12)))
+            served = [r for r in replies if r.status_code == 200]
+            refused = [r for r in replies if r.status_code == 503]
+            self.assertEqual(len(served) + len(refused), 12)
+            self.assertGreaterEqual(len(served), 2)
+            self.assertTrue(refused)
+            for reply in refused:
+                self.assertGreater(int(reply.headers["Retry-After"]), 0)
+                self.assertIn("at most 2", reply.json()["error"]["message"])
+            for reply in served:
+                self.assertEqual(reply.json()["usage"]["completion_tokens"], 200)
+            self.assertEqual(server.complete().status_code, 200)
+        finally:
+            self.assertEqual(server.stop(), 0)
 
 
 class ChangedModel(unittest.TestCase):
