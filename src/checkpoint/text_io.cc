@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "checkpoint/file.h"
+#include "core/json_text.h"
 
 namespace monolayer {
 
@@ -111,10 +112,8 @@ Result<nlohmann::json> parse_json(std::string_view text, const std::string& file
   const std::string_view known = known_format(text.substr(0, 256));
   if (!known.empty())
     return Status(Code::kInvalidFile, file, "is " + std::string(known) + ", expected JSON");
-  // The JSON library takes a NUL byte for the end of its input.
-  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos)
-    return Status(Code::kInvalidFile, file,
-                  "is not valid JSON: NUL at byte " + std::to_string(nul));
+  if (const std::string nul = nul_in_json(text); !nul.empty())
+    return Status(Code::kInvalidFile, file, "is not valid JSON: " + nul);
   try {
     KeyWatch watch;
     return nlohmann::json::parse(text.begin(), text.end(), std::ref(watch));

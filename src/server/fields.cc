@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "core/json_text.h"
 #include "text/chat_check.h"
 
 namespace monolayer::server {
@@ -37,9 +38,8 @@ ApiResult<Json> parse_body(std::string_view text, int most_nested) {
   if (const int depth = json_nesting(text); depth > most_nested)
     return bad_field("body", "is nested " + std::to_string(depth) + " levels deep, at most " +
                                  std::to_string(most_nested));
-  // The JSON library takes a NUL byte for the end of its input.
-  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos)
-    return bad_field("body", "is not JSON: NUL at byte " + std::to_string(nul));
+  if (const std::string nul = nul_in_json(text); !nul.empty())
+    return bad_field("body", "is not JSON: " + nul);
   try {
     Json body = Json::parse(text);
     if (!body.is_object()) return bad_field("body", "must be a JSON object, is " + kind_of(body));

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/json_text.h"
 #include "server/tool_parser.h"
 
 namespace monolayer::server {
@@ -52,8 +53,7 @@ std::string typed(std::string_view text, const std::set<std::string>& types) {
   if (types.count("boolean") > 0 && (plain == "True" || plain == "False"))
     return plain == "True" ? "true" : "false";
   if (types.count("null") > 0 && plain == "None") return "null";
-  // The JSON library takes a NUL byte for the end of its input.
-  if (plain.find('\0') != std::string_view::npos) return {};
+  if (!nul_in_json(plain).empty()) return {};
   const auto parsed = ordered_json::parse(plain, nullptr, false);
   if (parsed.is_discarded()) return {};
   const bool integer = parsed.is_number_integer() || parsed.is_number_unsigned();

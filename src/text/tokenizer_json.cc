@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/json_text.h"
+
 namespace monolayer {
 namespace {
 
@@ -193,9 +195,8 @@ class Handler : public nlohmann::json_sax<json> {
 
 Status parse_tokenizer_json(std::string_view text, const std::string& name, TokenizerJson& out,
                             json& tree) {
-  // The JSON library takes a NUL byte for the end of its input.
-  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos)
-    return {Code::kInvalidFile, name, "is not valid JSON: NUL at byte " + std::to_string(nul)};
+  if (const std::string nul = nul_in_json(text); !nul.empty())
+    return {Code::kInvalidFile, name, "is not valid JSON: " + nul};
   try {
     Handler handler(out, tree);
     if (!json::sax_parse(text, &handler)) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/json_text.h"
 #include "text/jinja/utf8.h"
 
 namespace monolayer::jinja {
@@ -173,10 +174,8 @@ Result<Value> from_json(const nlohmann::ordered_json& json, std::string_view sub
 }
 
 Result<Value> parse_json(std::string_view text, std::string_view subject, Trust trust) {
-  // The JSON library takes a NUL byte for the end of its input.
-  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos)
-    return Status(Code::kInvalidArgument, std::string(subject),
-                  "is not JSON: NUL at byte " + std::to_string(nul));
+  if (const std::string nul = nul_in_json(text); !nul.empty())
+    return Status(Code::kInvalidArgument, std::string(subject), "is not JSON: " + nul);
   return build(subject, trust,
                [&](Builder& builder) { return nlohmann::ordered_json::sax_parse(text, &builder); });
 }
