@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/cpu/index_select.h"
+#include "backend/cpu/step_shape.h"
 #include "core/dtype.h"
 
 namespace monolayer::cpu {
@@ -16,7 +17,6 @@ std::int64_t context_limit(const m3::ModelConfig& config, const Caches& cache) {
   return std::min(
       {config.max_positions, cache.layer(0).pages * m3::kPageTokens, mono::kMaxContext});
 }
-std::int64_t slot_number(const CacheSlot& slot) { return slot.page * m3::kPageTokens + slot.token; }
 
 mono::LibraryInput input_or_none(const Result<mono::LibraryInput>& layers) {
   return layers.ok() ? layers.value() : mono::LibraryInput{};
@@ -158,27 +158,6 @@ const MonoExecutor* MonoChain::executor() {
 
 Status MonoChain::close() { return lifecycle_.close(); }
 
-StepShape MonoChain::shape_of(const StepContext& step) const {
-  StepShape shape;
-  shape.rows = step.plan.rows();
-  shape.requests = static_cast<std::int64_t>(step.plan.sequences().size());
-  shape.max_context = context_limit(config_, step.cache);
-  shape.shortest_query = shape.rows;
-  for (const PlannedSequence& sequence : step.plan.sequences()) {
-    shape.shortest_query = std::min(shape.shortest_query, sequence.rows);
-    shape.longest_query = std::max(shape.longest_query, sequence.rows);
-    shape.longest_context = std::max(shape.longest_context, sequence.start + sequence.rows);
-    shape.table_width =
-        std::max(shape.table_width, static_cast<std::int64_t>(sequence.pages.size()));
-  }
-  for (std::int64_t r = 0; r < shape.rows; ++r) {
-    shape.highest_slot = std::max({shape.highest_slot, slot_number(step.plan.row(r).main),
-                                   slot_number(step.plan.row(r).index)});
-    shape.key_groups += step.plan.row(r).position / 16 + 1;
-  }
-  return shape;
-}
-
 Status MonoChain::run_layers(const StepContext& step, m3::TraceSink* sink) {
   Paths paths(*this, step, sink);
   if (choices_ != nullptr) {
@@ -187,7 +166,8 @@ Status MonoChain::run_layers(const StepContext& step, m3::TraceSink* sink) {
   }
   ML_RETURN_IF_ERROR(bind(step));
   const std::int64_t native = paths_.native;
-  Status ran = driver_->step(shape_of(step), generation_, paths);
+  Status ran =
+      driver_->step(shape_of(step.plan, context_limit(config_, step.cache)), generation_, paths);
   if (paths_.native != native) paths_.why_native = driver_->reason();
   return ran;
 }
@@ -248,7 +228,8 @@ Status MonoChain::prepare_for(std::span<const StepSequence> largest, CachePool& 
     ML_RETURN_IF_ERROR(bind(step));
     const ml_step prepared = library_step(step);
     Preparation paths(prepared);
-    return driver_->prepare(shape_of(step), generation_, paths);
+    return driver_->prepare(shape_of(plan_, context_limit(config_, step.cache)), generation_,
+                            paths);
   } catch (const std::bad_alloc&) {
     return {Code::kResourceExhausted, "step", "no memory for the fused path"};
   }

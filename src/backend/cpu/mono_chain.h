@@ -41,7 +41,6 @@ class MonoChain : public NativeChain {
     std::vector<std::int64_t> main_slots, index_slots, positions;
   };
 
-  StepShape shape_of(const StepContext& step) const;
   Status bind(const StepContext& step);
   ml_step library_step(const StepContext& step);
   Status fused(mono::Library& library, const StepContext& step, m3::TraceSink* sink);

@@ -89,7 +89,6 @@ class Chain : public BenchChain {
     return !options_.any_kernels && m3_layer(params().shape, layer);
   }
   Status plan_step(std::span<const cpu::StepSequence> sequences, const cpu::CachePool& cache);
-  cpu::StepShape step_shape(const cpu::CachePool& cache) const;
   void choose_path(const cpu::CachePool& cache);
   // Whether some step may be fused, so that its kernels must fit.
   bool may_fuse() const { return options_.policy != nullptr || options_.path == Path::kMono; }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "backend/cpu/head.h"
+#include "backend/cpu/step_shape.h"
 #include "backend/cuda/chain.h"
 #include "backend/cuda/exchange.h"
 #include "core/dtype.h"
@@ -326,26 +327,6 @@ Status Chain::plan_step(std::span<const cpu::StepSequence> sequences, const cpu:
   return {};
 }
 
-cpu::StepShape Chain::step_shape(const cpu::CachePool& cache) const {
-  cpu::StepShape shape;
-  shape.rows = shape.shortest_query = plan_.rows();
-  shape.requests = static_cast<std::int64_t>(plan_.sequences().size());
-  shape.max_context = std::min(config_.max_positions, cache.pages() * kPageTokens);
-  for (const cpu::PlannedSequence& sequence : plan_.sequences()) {
-    shape.shortest_query = std::min(shape.shortest_query, sequence.rows);
-    shape.longest_query = std::max(shape.longest_query, sequence.rows);
-    shape.longest_context = std::max(shape.longest_context, sequence.start + sequence.rows);
-    shape.table_width =
-        std::max(shape.table_width, static_cast<std::int64_t>(sequence.pages.size()));
-  }
-  for (std::int64_t r = 0; r < shape.rows; ++r) {
-    const cpu::CacheSlot& slot = plan_.main_slot(r);
-    shape.highest_slot = std::max(shape.highest_slot, slot.page * kPageTokens + slot.token);
-    shape.key_groups += plan_.row(r).position / 16 + 1;
-  }
-  return shape;
-}
-
 // The same on every rank: the policy's answer depends on the step alone.
 void Chain::choose_path(const cpu::CachePool& cache) {
   if (!fuses_) {
@@ -358,7 +339,8 @@ void Chain::choose_path(const cpu::CachePool& cache) {
     why_native_ = "native was chosen";
     return;
   }
-  const cpu::StepShape shape = step_shape(cache);
+  const cpu::StepShape shape =
+      cpu::shape_of(plan_, std::min(config_.max_positions, cache.pages() * kPageTokens));
   fused_ = options_.policy->fused(shape, options_.group == nullptr ? 0 : options_.group->rank());
   if (!fused_) why_native_ = options_.policy->reason(shape);
 }
