@@ -1,5 +1,6 @@
 // The tables as the chains of `generate` and `serve` ask them.
 #include "dispatch/chain_policy.h"
+#include "dispatch/counted_paths.h"
 
 #include <gtest/gtest.h>
 
@@ -148,17 +149,7 @@ TEST_F(ChainPolicyTest, EveryRuleOfAStepIsAsked) {
   good.max_context = 512;
   good.table_width = 3;
   good.highest_slot = 511;
-  struct Paths : mono::StepPaths {
-    int native = 0, mono = 0;
-    Status run_native() override {
-      ++native;
-      return {};
-    }
-    Status run_mono(mono::Library&) override {
-      ++mono;
-      return {};
-    }
-  } paths;
+  CountedPaths paths;
   mono::test::FakeLog log;
   mono::test::FakeBackend backend(log);
   const mono::test::Deployment deployment;

@@ -1,6 +1,7 @@
 // Steps through decision, lifecycle and paths.
 #include <gtest/gtest.h>
 
+#include "dispatch/counted_paths.h"
 #include "dispatch/runner.h"
 #include "mono/library_fixture.h"
 
@@ -17,17 +18,7 @@ DeploymentFacts supported() {
   return facts;
 }
 
-struct Paths : mono::StepPaths {
-  int native = 0, mono = 0;
-  Status run_native() override {
-    ++native;
-    return {};
-  }
-  Status run_mono(mono::Library&) override {
-    ++mono;
-    return {};
-  }
-};
+using Paths = CountedPaths;
 
 struct Bench {
   FakeLog log;
