@@ -77,6 +77,7 @@ struct Ranked {
     NativeOptions alone = options;
     alone.delay_ns = 0;
     alone.stall_block = -1;
+    alone.abandon_step = 0;
     auto one = cuda::create_native(model.config, model.weights, alone);
     ML_RETURN_IF_ERROR(one.status());
     ML_RETURN_IF_ERROR(run(**one, 0, 40, want));
