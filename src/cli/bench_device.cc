@@ -78,6 +78,7 @@ Status run_device_bench(const cuda::BenchOptions& options, bool json) {
     report["device"] = setup.device;
     report["weight_bytes"] = setup.weight_bytes;
     report["m3_kernels"] = setup.m3_kernels;
+    report["kernel_family"] = setup.kernel_family;
     if (json) return;
     std::printf(
         "%s, %.1f GB of random weights, %s, %s\n", setup.device.c_str(),
@@ -85,7 +86,7 @@ Status run_device_bench(const cuda::BenchOptions& options, bool json) {
         options.every_rank
             ? ("each of " + std::to_string(options.ranks) + " ranks on its own").c_str()
             : ("rank 0 of " + std::to_string(options.ranks) + " standing in for all").c_str(),
-        setup.m3_kernels ? "kernels for M3" : "kernels for any shape");
+        setup.kernel_family.c_str());
     std::printf("%9s %5s %8s %9s %10s %6s %6s %10s %6s %6s %6s %6s %s\n", "context", "rows",
                 "experts", "MB", "native us", "GB/s", "%", "mono us", "GB/s", "%", "ratio",
                 "stream", "same bits");

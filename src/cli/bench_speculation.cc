@@ -39,7 +39,7 @@ Status bench_speculation(const BenchFlags& flags) {
   options.repeats = flags.repeats;
   options.path = flags.run.path;
   options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
-  options.kv_cache_dtype = flags.run.kv_cache_dtype;
+  options.cache_types = flags.run.cache_types;
   options.draft = flags.draft;
   if (options.draft.empty()) {
     if (!flags.model.empty())

@@ -73,11 +73,15 @@ Status bench_step(const BenchFlags& flags, const engine::StepBenchOptions& optio
     print_row(result);
   }));
   if (flags.json) {
-    const nlohmann::json report = {
-        {"model", model.folder},    {"file_bytes", model.checkpoint.file_bytes()},
-        {"path", flags.run.path},   {"tensor_parallel_size", flags.run.tensor_parallel_size},
-        {"backend", "cpu"},         {"kv_cache_dtype", flags.run.kv_cache_dtype},
-        {"repeats", flags.repeats}, {"results", results}};
+    const nlohmann::json report = {{"model", model.folder},
+                                   {"file_bytes", model.checkpoint.file_bytes()},
+                                   {"path", flags.run.path},
+                                   {"tensor_parallel_size", flags.run.tensor_parallel_size},
+                                   {"backend", "cpu"},
+                                   {"kv_cache_dtype", flags.run.cache_types.kv},
+                                   {"index_cache_dtype", flags.run.cache_types.index},
+                                   {"repeats", flags.repeats},
+                                   {"results", results}};
     std::printf("%s\n", report.dump(2).c_str());
   }
   return ok_status();
@@ -91,7 +95,7 @@ Status bench_layer(const BenchFlags& flags, const engine::StepBenchOptions& step
   options.rows = step.rows;
   options.threads = step.threads;
   options.repeats = step.repeats;
-  options.kv_cache_dtype = step.kv_cache_dtype;
+  options.cache_types = step.cache_types;
   options.timeline = flags.timeline;
   nlohmann::json results = nlohmann::json::array();
   bool headed = false;

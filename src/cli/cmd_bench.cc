@@ -81,7 +81,8 @@ const std::map<std::string, std::string>& kinds_of_flags() {
       {"--path", paths},
       {"--backend", "speculation, " + anywhere},
       {"--tensor-parallel-size", paths},
-      {"--kv-cache-dtype", "step, layer, speculation"},
+      {"--kv-cache-dtype", "speculation, " + anywhere},
+      {"--index-cache-dtype", "speculation, " + anywhere},
       {"--dense-layers", "step on cuda"},
       {"--sparse-layers", "step on cuda, layer on cuda"},
       {"--query", "step on cuda, layer on cuda"},
@@ -138,6 +139,11 @@ Status run_on_device(const BenchFlags& flags) {
   options.query = flags.query;
   options.dense_layers = options.whole_step ? flags.dense_layers : 0;
   options.sparse_layers = flags.sparse_layers;
+  engine::CacheTypes types = flags.run.cache_types;
+  if (types.kv == "auto") types.kv = "fp8";  // as the kernels for MiniMax-M3 take them
+  ML_ASSIGN_OR_RETURN(const cpu::CacheOptions caches, engine::cache_options(types, "cuda"));
+  options.kv = caches.kv;
+  options.index = caches.index;
   return run_device_bench(options, flags.json);
 }
 
@@ -156,8 +162,8 @@ Status run_bench(const BenchFlags& flags) {
   options.repeats = flags.repeats;
   options.path = flags.run.path;
   options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
-  options.kv_cache_dtype = flags.run.kv_cache_dtype;
-  ML_RETURN_IF_ERROR(engine::cache_options(options.kv_cache_dtype).status());
+  options.cache_types = flags.run.cache_types;
+  ML_RETURN_IF_ERROR(engine::cache_options(options.cache_types, "cpu").status());
   ML_ASSIGN_OR_RETURN(const std::string name, model_or_embedded(flags.model));
   ML_ASSIGN_OR_RETURN(const auto model, engine::open_model(name));
   return flags.what == "layer" ? bench_layer(flags, options, *model)

@@ -80,7 +80,7 @@ nlohmann::json to_json(const engine::SpeculationStats& s, const std::string& dra
 
 Status run_eval(const EvalFlags& flags) {
   ML_RETURN_IF_ERROR(flags.run.check());
-  ML_RETURN_IF_ERROR(engine::cache_options(flags.run.kv_cache_dtype).status());
+  ML_RETURN_IF_ERROR(engine::cache_options(flags.run.cache_types, flags.run.backend).status());
   ML_ASSIGN_OR_RETURN(const std::string name, model_or_embedded(flags.model));
   ML_ASSIGN_OR_RETURN(const auto model, engine::open_model(name));
   ML_ASSIGN_OR_RETURN(const auto defaults,
@@ -92,7 +92,7 @@ Status run_eval(const EvalFlags& flags) {
   engine::NativeRunOptions run_options;
   run_options.backend = flags.run.backend;
   run_options.threads = static_cast<int>(flags.run.threads);
-  run_options.kv_cache_dtype = flags.run.kv_cache_dtype;
+  run_options.cache_types = flags.run.cache_types;
   run_options.context_tokens =
       std::min(engine::eval_pool_tokens(items, flags.options.rows), model->config.max_positions);
   run_options.context_flag = "--rows sequences of --data";
@@ -157,7 +157,9 @@ Status run_eval(const EvalFlags& flags) {
                         {"backend", flags.run.backend},
                         {"kernel", std::string(run->tiles().name)},
                         {"threads", run->team().size()},
-                        {"kv_cache_dtype", flags.run.kv_cache_dtype},
+                        {"kv_cache_dtype", engine::cache_type_name(run->pool().options().kv)},
+                        {"index_cache_dtype", engine::cache_type_name(run->pool().options().index)},
+                        {"kernel_family", run->kernel_family()},
                         {"rows", flags.options.rows},
                         {"limit", flags.limit},
                         {"steps", report.steps},

@@ -105,7 +105,7 @@ Result<std::int64_t> context_tokens(const GenerateFlags& flags, const m3::ModelC
 
 Status run_generate(const GenerateFlags& flags) {
   ML_RETURN_IF_ERROR(flags.run.check());
-  ML_RETURN_IF_ERROR(engine::cache_options(flags.run.kv_cache_dtype).status());
+  ML_RETURN_IF_ERROR(engine::cache_options(flags.run.cache_types, flags.run.backend).status());
   ML_ASSIGN_OR_RETURN(const engine::PromptRequest request, prompt_request(flags));
   ML_ASSIGN_OR_RETURN(const std::string name, model_or_embedded(flags.model));
   ML_ASSIGN_OR_RETURN(auto model, engine::open_model(name));
@@ -122,7 +122,7 @@ Status run_generate(const GenerateFlags& flags) {
   engine::NativeRunOptions run_options;
   run_options.backend = flags.run.backend;
   run_options.threads = static_cast<int>(flags.run.threads);
-  run_options.kv_cache_dtype = flags.run.kv_cache_dtype;
+  run_options.cache_types = flags.run.cache_types;
   run_options.context_tokens = context;
   run_options.path = flags.run.path;
   run_options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
@@ -135,22 +135,25 @@ Status run_generate(const GenerateFlags& flags) {
   ML_ASSIGN_OR_RETURN(auto run, engine::NativeRun::load(*model, run_options));
   progress.finish();
   if (flags.verbose) {
-    print_configuration({{"model", model->folder},
-                         {"path", flags.run.path},
-                         {"tensor_parallel_size", flags.run.tensor_parallel_size},
-                         {"backend", flags.run.backend},
-                         {"kernel", std::string(run->tiles().name)},
-                         {"threads", run->team().size()},
-                         {"kv_cache_dtype", flags.run.kv_cache_dtype},
-                         {"context_tokens", context},
-                         {"prompt_tokens", prompt_tokens},
-                         {"max_tokens", options.max_tokens},
-                         {"temperature", options.sampling.temperature},
-                         {"top_p", options.sampling.top_p},
-                         {"top_k", options.sampling.top_k},
-                         {"seed", options.sampling.seed},
-                         {"thinking", flags.thinking.empty() ? "template" : flags.thinking},
-                         {"stop_ids", options.stop_ids}});
+    print_configuration(
+        {{"model", model->folder},
+         {"path", flags.run.path},
+         {"tensor_parallel_size", flags.run.tensor_parallel_size},
+         {"backend", flags.run.backend},
+         {"kernel", std::string(run->tiles().name)},
+         {"threads", run->team().size()},
+         {"kv_cache_dtype", engine::cache_type_name(run->pool().options().kv)},
+         {"index_cache_dtype", engine::cache_type_name(run->pool().options().index)},
+         {"kernel_family", run->kernel_family()},
+         {"context_tokens", context},
+         {"prompt_tokens", prompt_tokens},
+         {"max_tokens", options.max_tokens},
+         {"temperature", options.sampling.temperature},
+         {"top_p", options.sampling.top_p},
+         {"top_k", options.sampling.top_k},
+         {"seed", options.sampling.seed},
+         {"thinking", flags.thinking.empty() ? "template" : flags.thinking},
+         {"stop_ids", options.stop_ids}});
     std::fprintf(stderr, "threads: %s\n", std::string(run->team().describe()).c_str());
   }
 

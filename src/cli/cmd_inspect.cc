@@ -14,7 +14,7 @@ void add_inspect(Program& program) {
     std::string model;
     bool json = false;
     std::int64_t ranks = 1;
-    std::string kv_cache_dtype = "auto";
+    engine::CacheTypes cache_types;
   };
   auto flags = std::make_shared<InspectFlags>();
   CLI::App& app =
@@ -23,25 +23,33 @@ void add_inspect(Program& program) {
         ML_ASSIGN_OR_RETURN(const m3::ModelWeights weights,
                             m3::bind_weights(model->config, model->checkpoint));
         ML_ASSIGN_OR_RETURN(const cpu::CacheOptions cache,
-                            engine::cache_options(flags->kv_cache_dtype));
+                            engine::cache_options(flags->cache_types, "cpu"));
         const dispatch::DeploymentFacts facts = dispatch::deployment_facts(
             model->config, weights,
             {.tensor_parallel = flags->ranks, .kv_cache = cache.kv, .index_cache = cache.index});
         nlohmann::json report = engine::model_report(*model, weights);
+        const std::int64_t bytes_per_token =
+            cpu::CachePool::page_bytes(model->config, cache) / m3::kPageTokens;
         if (flags->json) {
+          report["cache"] = {{"kv_cache_dtype", engine::cache_type_name(cache.kv)},
+                             {"index_cache_dtype", engine::cache_type_name(cache.index)},
+                             {"bytes_per_token", bytes_per_token}};
           report["fused_path"] = dispatch::deployment_json(facts);
           std::fputs((report.dump(2) + "\n").c_str(), stdout);
           return ok_status();
         }
         std::fputs(engine::model_report_text(report).c_str(), stdout);
+        std::printf("caches as chosen: keys and values %s, index keys %s: %lld bytes per token\n",
+                    engine::cache_type_name(cache.kv).c_str(),
+                    engine::cache_type_name(cache.index).c_str(),
+                    static_cast<long long>(bytes_per_token));
         std::fputs(dispatch::deployment_text(facts).c_str(), stdout);
         return ok_status();
       });
   program.flags.folder(app, "model", flags->model, "Folder, or a name in the Hugging Face cache")
       ->required();
   add_ranks(program.flags, app, flags->ranks);
-  program.flags.choice(app, "--kv-cache-dtype", flags->kv_cache_dtype,
-                       {"auto", "bf16", "fp8", "fp8_e4m3"}, "Its KV cache type");
+  add_cache_types(program.flags, app, flags->cache_types);
   program.flags.toggle(app, "--json", flags->json, "Print JSON");
 }
 

@@ -67,7 +67,7 @@ Status run_serve(ServeFlags& flags) {
   if (flags.run.backend == "cuda" && flags.executor == "mp" && flags.run.tensor_parallel_size > 1)
     return {Code::kUnsupported, "--distributed-executor-backend",
             "is mp, which runs on cpu; with cuda ranks are threads, a device each"};
-  ML_RETURN_IF_ERROR(engine::cache_options(flags.run.kv_cache_dtype).status());
+  ML_RETURN_IF_ERROR(engine::cache_options(flags.run.cache_types, flags.run.backend).status());
   if (flags.block_size != 128)
     return {Code::kUnsupported, "--block-size",
             "is " + std::to_string(flags.block_size) + ", this model's blocks have 128 tokens"};
@@ -88,7 +88,7 @@ Status run_serve(ServeFlags& flags) {
   options.backend = flags.run.backend;
   options.ranks = flags.run.tensor_parallel_size;
   options.rank_processes = flags.executor == "mp";
-  options.kv_cache_dtype = flags.run.kv_cache_dtype;
+  options.cache_types = flags.run.cache_types;
   options.version = MONOLAYER_VERSION;
   options.flags = server::Json{{"flags", effective(*flags.app)}};
   const auto progress = std::make_shared<Progress>("loading", flags.quiet);
@@ -110,6 +110,8 @@ Status run_serve(ServeFlags& flags) {
                    static_cast<long long>(wanted), static_cast<long long>(blocks));
     std::fprintf(stderr, "path: %s (%s)\n", e.at("path").get<std::string>().c_str(),
                  e.at("path_reason").get<std::string>().c_str());
+    if (const auto family = e.at("kernel_family").get<std::string>(); !family.empty())
+      std::fprintf(stderr, "kernels: %s\n", family.c_str());
     std::fprintf(stderr, "%s KV cache size: %lld tokens\n",
                  e.at("backend").get<std::string>() == "cuda" ? "CUDA" : "CPU",
                  static_cast<long long>(e.at("kv_cache_tokens").get<std::int64_t>()));

@@ -28,9 +28,15 @@ Result<std::vector<float>> checked(const engine::OpenModel& model,
 
 Status run_trace(const TraceFlags& flags) {
   ML_RETURN_IF_ERROR(flags.run.check());
-  if (flags.run.path == "reference" && flags.run.kv_cache_dtype != "auto")
-    return {Code::kUnsupported, "--kv-cache-dtype",
-            "is " + flags.run.kv_cache_dtype + "; the reference path caches float32 only"};
+  if (flags.run.path == "reference") {
+    const engine::CacheTypes& types = flags.run.cache_types;
+    for (const auto& [flag, type] :
+         {std::pair{"--kv-cache-dtype", types.kv}, {"--index-cache-dtype", types.index}}) {
+      if (type != "auto")
+        return {Code::kUnsupported, flag,
+                "is " + type + "; the reference path caches float32 only"};
+    }
+  }
   ML_ASSIGN_OR_RETURN(const std::string name, model_or_embedded(flags.model));
   ML_ASSIGN_OR_RETURN(const auto model, engine::open_model(name));
   ML_ASSIGN_OR_RETURN(const auto input,
@@ -48,7 +54,7 @@ Status run_trace(const TraceFlags& flags) {
   engine::NativeRunOptions options;
   options.backend = flags.run.backend;
   options.threads = static_cast<int>(flags.run.threads);
-  options.kv_cache_dtype = flags.run.kv_cache_dtype;
+  options.cache_types = flags.run.cache_types;
   options.context_tokens = tokens;
   options.path = flags.run.path;
   options.ranks = static_cast<int>(flags.run.tensor_parallel_size);

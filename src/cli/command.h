@@ -9,6 +9,7 @@
 
 #include "cli/flags.h"
 #include "core/status.h"
+#include "engine/native_run.h"
 
 namespace monolayer::cli {
 
@@ -42,13 +43,16 @@ Result<std::string> model_or_embedded(const std::string& flag);
 // --tensor-parallel-size, with the sizes there are.
 CLI::Option* add_ranks(Flags& flags, CLI::App& app, std::int64_t& ranks);
 
+// --kv-cache-dtype and --index-cache-dtype.
+void add_cache_types(Flags& flags, CLI::App& app, engine::CacheTypes& types);
+
 // Flags that say where and how a model runs; shared by generate, trace and bench.
 struct RunFlags {
   std::string path = "auto";
   std::string backend = "cpu";
   std::int64_t tensor_parallel_size = 1;
   std::int64_t threads = 0;  // 0: one per physical core
-  std::string kv_cache_dtype = "auto";
+  engine::CacheTypes cache_types;
 
   void add(Flags& flags, CLI::App& app, std::vector<std::string> paths, bool threads_flag = true);
   // Refuses by name what this version does not have.

@@ -111,7 +111,7 @@ Status bench_layers(const OpenModel& model, const LayerBenchOptions& options,
   for (const std::int64_t threads : options.threads) {
     NativeRunOptions run_options;
     run_options.threads = static_cast<int>(threads);
-    run_options.kv_cache_dtype = options.kv_cache_dtype;
+    run_options.cache_types = options.cache_types;
     run_options.context_tokens =
         (largest(options.contexts) + page) / page * largest(options.rows) * page;
     run_options.context_flag = "contexts times rows";

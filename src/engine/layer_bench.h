@@ -9,6 +9,7 @@
 
 #include "core/status.h"
 #include "engine/model_loader.h"
+#include "engine/native_run.h"
 
 namespace monolayer::engine {
 
@@ -17,7 +18,7 @@ struct LayerBenchOptions {
   std::vector<std::int64_t> rows{1, 2, 4, 8, 16};  // sequences of one row each
   std::vector<std::int64_t> threads{0};
   std::int64_t repeats = 9;  // timed pairs of steps; medians are reported
-  std::string kv_cache_dtype = "auto";
+  CacheTypes cache_types;
   std::string tiles;
   std::string timeline;  // SVG file of one fused step, of the last combination; empty: none
 };

@@ -13,18 +13,14 @@
 
 namespace monolayer::engine {
 
-Result<cpu::CacheOptions> cache_options(const std::string& kv_cache_dtype) {
-  cpu::CacheOptions options;
-  if (kv_cache_dtype == "auto" || kv_cache_dtype == "bf16") return options;
-  if (kv_cache_dtype == "fp8" || kv_cache_dtype == "fp8_e4m3") {
-    options.kv = DType::kE4M3;
-    return options;
-  }
-  return Status(Code::kUnsupported, "--kv-cache-dtype",
-                "'" + kv_cache_dtype + "' is not one of auto, bf16, fp8, fp8_e4m3");
-}
-
 namespace {
+
+Result<DType> cache_type(const char* flag, const std::string& word, DType automatic) {
+  if (word == "auto") return automatic;
+  if (word == "bf16") return DType::kBF16;
+  if (word == "fp8" || word == "fp8_e4m3") return DType::kE4M3;
+  return Status(Code::kUnsupported, flag, "'" + word + "' is not one of auto, bf16, fp8, fp8_e4m3");
+}
 
 [[maybe_unused]] Status no_cuda() {
   return {Code::kUnsupported, "--backend",
@@ -32,6 +28,16 @@ namespace {
 }
 
 }  // namespace
+
+Result<cpu::CacheOptions> cache_options(const CacheTypes& types, const std::string& backend) {
+  cpu::CacheOptions options;
+  ML_ASSIGN_OR_RETURN(options.kv, cache_type("--kv-cache-dtype", types.kv, DType::kBF16));
+  const DType automatic = backend == "cuda" ? options.kv : DType::kBF16;
+  ML_ASSIGN_OR_RETURN(options.index, cache_type("--index-cache-dtype", types.index, automatic));
+  return options;
+}
+
+std::string cache_type_name(DType type) { return type == DType::kE4M3 ? "fp8_e4m3" : "bf16"; }
 
 Status check_backend(const std::string& backend) {
   if (backend == "cpu") return {};
@@ -56,7 +62,7 @@ std::span<const cpu::FusedSpan> measured(const m3::ModelConfig& config,
                                          const m3::ModelWeights& weights,
                                          const NativeRunOptions& options) {
   if (options.backend != "cuda") return {};
-  const auto caches = cache_options(options.kv_cache_dtype);
+  const auto caches = cache_options(options.cache_types, options.backend);
   return caches.ok() ? cuda::fused_spans(config, weights, *caches)
                      : std::span<const cpu::FusedSpan>{};
 }
@@ -78,7 +84,8 @@ std::span<const cpu::FusedSpan> measured(const m3::ModelConfig& /*config*/,
 
 Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
                                                    const NativeRunOptions& options) {
-  ML_ASSIGN_OR_RETURN(const cpu::CacheOptions cache, cache_options(options.kv_cache_dtype));
+  ML_ASSIGN_OR_RETURN(const cpu::CacheOptions cache,
+                      cache_options(options.cache_types, options.backend));
   ML_RETURN_IF_ERROR(check_backend(options.backend));
   ML_RETURN_IF_ERROR(m3::rank_shape(model.config, 0, options.ranks).status());
   if (options.context_tokens < 1 || options.context_tokens > model.config.max_positions)
@@ -143,6 +150,7 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
                         cpu::Native::create(model.config, run->weights_, *run->team_, chain));
   }
   ML_RETURN_IF_ERROR(run->native_->prepare(*run->pool_));
+  run->kernel_family_ = run->native_->kernel_family();
   run->table_.resize(static_cast<std::size_t>(pages));
   std::iota(run->table_.begin(), run->table_.end(), 0);
   return run;

@@ -20,9 +20,16 @@
 
 namespace monolayer::engine {
 
-// "auto" and "bf16": BF16 keys, values and index keys. "fp8", "fp8_e4m3": keys and values in E4M3
-// with scale 1, index keys in BF16. kUnsupported naming the values allowed.
-Result<cpu::CacheOptions> cache_options(const std::string& kv_cache_dtype);
+// Element types of keys and values, and of index keys: "bf16", or E4M3 with scale 1 for "fp8" and
+// "fp8_e4m3". "auto": BF16; but E4M3 for index keys beside E4M3 on "cuda", whose kernels for
+// MiniMax-M3 take no other pair. (The CPU gains nothing by rounding what selects blocks.)
+struct CacheTypes {
+  std::string kv = "auto", index = "auto";
+};
+// kUnsupported naming the flag and the values allowed.
+Result<cpu::CacheOptions> cache_options(const CacheTypes& types, const std::string& backend);
+// "bf16" or "fp8_e4m3".
+std::string cache_type_name(DType type);
 
 // kUnsupported where this build does not have it.
 Status check_backend(const std::string& backend);
@@ -30,7 +37,7 @@ Status check_backend(const std::string& backend);
 struct NativeRunOptions {
   std::string backend = "cpu";  // or "cuda", if this build has it
   int threads = 0;              // 0: one per physical core
-  std::string kv_cache_dtype = "auto";
+  CacheTypes cache_types;
   std::int64_t context_tokens = 0;       // what the caches must hold
   std::int64_t longest_tokens = 0;       // of one sequence; 0: as many
   std::string context_flag = "context";  // named when it does not fit
@@ -58,6 +65,9 @@ class NativeRun {
   cpu::CachePool& pool() { return *pool_; }
   cpu::ThreadTeam& team() { return *team_; }
   const cpu::Tiles& tiles() const { return *tiles_; }
+  // Which family of kernels computes the layers with experts and why, of backends that have
+  // several; otherwise empty.
+  const std::string& kernel_family() const { return kernel_family_; }
   // Decides the path of every step. Counters are thread-safe.
   const dispatch::ChainPolicy* policy() const { return policy_.get(); }
 
@@ -78,6 +88,7 @@ class NativeRun {
   std::unique_ptr<dispatch::ChainPolicy> policy_;  // outlives the chain that asks it
   std::unique_ptr<cpu::Native> native_;
   std::unique_ptr<cpu::CachePool> pool_;
+  std::string kernel_family_;
   std::vector<std::int32_t> table_;
   std::int64_t length_ = 0;
 };

@@ -87,6 +87,7 @@ RunReport run_report(std::unique_ptr<OpenModel> model, std::unique_ptr<NativeRun
   RunReport report;
   report.kernel = std::string(run->tiles().name);
   report.best_kernel = &run->tiles() == cpu::available_tiles().front();
+  report.kernel_family = run->kernel_family();
   report.threads = run->team().size();
   report.threads_note = std::string(run->team().describe());
   report.generation = generation;
@@ -137,6 +138,7 @@ nlohmann::json run_report_json(const RunReport& report) {
           {"backend", report.backend},
           {"tensor_parallel_size", report.ranks},
           {"kernel", report.kernel},
+          {"kernel_family", report.kernel_family},
           {"threads", report.threads},
           {"finish_reason", finish_name(g.finish)},
           {"prompt_tokens", g.prompt_tokens},
@@ -164,6 +166,7 @@ std::string run_report_text(const RunReport& report) {
             (report.threads == 1 ? " thread" : " threads");
   }
   if (report.ranks > 1) text += " over " + std::to_string(report.ranks) + " ranks";
+  if (!report.kernel_family.empty()) text += ", " + report.kernel_family;
   text += '\n';
   text += "prompt: " + std::to_string(g.prompt_tokens) + " tokens, " +
           fixed(report.prefill_tokens_per_second(), 1) +

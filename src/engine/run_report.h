@@ -16,7 +16,8 @@ namespace monolayer::engine {
 struct RunReport {
   std::string requested_path = "auto";
   std::string backend = "cpu";
-  std::string kernel;  // instruction set of the tile functions
+  std::string kernel;         // instruction set of the tile functions
+  std::string kernel_family;  // of a device, and why; empty where there is only one
   std::string threads_note;
   int threads = 0;
   cpu::PathCounts paths;  // steps by the way they went

@@ -152,7 +152,7 @@ Result<std::vector<SpeculationBenchResult>> bench_speculation(
   run_options.path = options.path;
   run_options.threads = options.threads;
   run_options.ranks = options.ranks;
-  run_options.kv_cache_dtype = options.kv_cache_dtype;
+  run_options.cache_types = options.cache_types;
   std::unique_ptr<OpenDraft> draft;
   if (std::any_of(options.guesses.begin(), options.guesses.end(), [](auto k) { return k > 0; })) {
     ML_ASSIGN_OR_RETURN(draft, open_draft(options.draft, model.config));

@@ -9,6 +9,7 @@
 
 #include "core/status.h"
 #include "engine/model_loader.h"
+#include "engine/native_run.h"
 #include "m3/draft.h"
 
 namespace monolayer::engine {
@@ -19,7 +20,8 @@ struct SpeculationBenchOptions {
   std::vector<std::string> prompts;         // user messages
   std::int64_t max_tokens = 128;            // of an answer
   std::int64_t repeats = 3;                 // rounds over all prompts, the counts in turns
-  std::string path = "auto", kv_cache_dtype = "auto";
+  std::string path = "auto";
+  CacheTypes cache_types;
   int threads = 0, ranks = 1;
 };
 

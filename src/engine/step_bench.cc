@@ -71,7 +71,7 @@ Status bench_steps(const OpenModel& model, const StepBenchOptions& options,
   for (const std::int64_t threads : options.threads) {
     NativeRunOptions run_options;
     run_options.threads = static_cast<int>(threads);
-    run_options.kv_cache_dtype = options.kv_cache_dtype;
+    run_options.cache_types = options.cache_types;
     run_options.context_tokens = std::max({decode_pages, prefill_pages, std::int64_t{1}}) * page;
     run_options.context_flag = "contexts times rows";
     run_options.tiles = options.tiles;

@@ -8,6 +8,7 @@
 
 #include "core/status.h"
 #include "engine/model_loader.h"
+#include "engine/native_run.h"
 
 namespace monolayer::engine {
 
@@ -17,7 +18,7 @@ struct StepBenchOptions {
   std::vector<std::int64_t> threads{0};     // 0: one per physical core
   std::vector<std::int64_t> prefills{512};  // prompt lengths, each one step from position 0
   std::int64_t repeats = 9;                 // timed steps of each kind; medians are reported
-  std::string kv_cache_dtype = "auto";
+  CacheTypes cache_types;
   std::string tiles;  // kernel variant; empty: the best
   std::string path = "auto";
   int ranks = 1;

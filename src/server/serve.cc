@@ -36,7 +36,8 @@ struct Loaded {
 // The pool's tokens: enough for one sequence of full length, else what was asked for.
 Result<std::int64_t> pool_tokens(const ServeOptions& options, const m3::ModelConfig& config,
                                  std::int64_t draft_block_bytes) {
-  ML_ASSIGN_OR_RETURN(const cpu::CacheOptions cache, engine::cache_options(options.kv_cache_dtype));
+  ML_ASSIGN_OR_RETURN(const cpu::CacheOptions cache,
+                      engine::cache_options(options.cache_types, options.backend));
   const std::int64_t page = cpu::CachePool::page_bytes(config, cache) + draft_block_bytes;
   const std::int64_t wanted = (options.max_model_len + m3::kPageTokens - 1) / m3::kPageTokens;
   std::int64_t pages = options.num_blocks;
@@ -95,7 +96,7 @@ Status start_processes(const ServeOptions& options, Loaded& loaded) {
   engine::RankProcessOptions ranks;
   ranks.ranks = static_cast<int>(options.ranks);
   ranks.threads = static_cast<int>(options.threads);
-  ML_ASSIGN_OR_RETURN(ranks.cache, engine::cache_options(options.kv_cache_dtype));
+  ML_ASSIGN_OR_RETURN(ranks.cache, engine::cache_options(options.cache_types, options.backend));
   ranks.pages = (loaded.tokens + m3::kPageTokens - 1) / m3::kPageTokens;
   ranks.longest_tokens = loaded.engine_options.scheduler.max_model_len;
   ranks.path = options.path;
@@ -107,7 +108,7 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
   engine::NativeRunOptions run_options;
   run_options.backend = options.backend;
   run_options.threads = static_cast<int>(options.threads);
-  run_options.kv_cache_dtype = options.kv_cache_dtype;
+  run_options.cache_types = options.cache_types;
   run_options.context_tokens = loaded.tokens;
   run_options.longest_tokens = loaded.engine_options.scheduler.max_model_len;
   run_options.context_flag = "the KV cache";
@@ -149,7 +150,9 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
       {"max_model_len", loaded.engine_options.scheduler.max_model_len},
       {"max_num_seqs", options.max_num_seqs},
       {"max_num_batched_tokens", options.max_num_batched_tokens},
-      {"kv_cache_dtype", options.kv_cache_dtype},
+      {"kernel_family", loaded.run->kernel_family()},
+      {"kv_cache_dtype", engine::cache_type_name(loaded.run->pool().options().kv)},
+      {"index_cache_dtype", engine::cache_type_name(loaded.run->pool().options().index)},
       {"kv_cache_tokens", loaded.run->pool().pages() * m3::kPageTokens},
       {"num_gpu_blocks", loaded.run->pool().pages()},
       {"kv_cache_bytes", loaded.run->pool().bytes()},

@@ -8,6 +8,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "core/status.h"
+#include "engine/native_run.h"
 #include "server/fields.h"
 #include "server/speculative_flags.h"
 
@@ -23,7 +24,7 @@ struct ServeOptions {
   std::string path = "auto", backend = "cpu";
   std::int64_t ranks = 1;       // tensor-parallel
   bool rank_processes = false;  // each a process; otherwise threads of this one
-  std::string kv_cache_dtype = "auto";
+  engine::CacheTypes cache_types;
   std::int64_t max_model_len = 0;   // 0: what the model and the caches take
   std::int64_t kv_cache_bytes = 0;  // 0: 1 GiB, or what max_model_len needs
   std::int64_t num_blocks = 0;      // instead of kv_cache_bytes

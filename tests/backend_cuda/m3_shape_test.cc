@@ -50,8 +50,13 @@ TEST(M3Shape, TheModelOnEveryGroupSize) {
     const Layer layer = layer_of(sizes);
     Shape shape = shape_of({});
     EXPECT_TRUE(m3_layer(shape, layer)) << ranks;
+    EXPECT_EQ(m3_refusal(shape, layer), "") << ranks;
+    shape.index_fp8 = 0;
+    EXPECT_FALSE(m3_layer(shape, layer)) << ranks;
+    EXPECT_EQ(m3_refusal(shape, layer), "index keys are cached in BF16, not E4M3");
     shape.kv_fp8 = 0;
     EXPECT_FALSE(m3_layer(shape, layer)) << ranks;
+    EXPECT_EQ(m3_refusal(shape, layer), "keys and values are cached in BF16, not E4M3");
   }
 }
 
@@ -65,6 +70,20 @@ TEST(M3Shape, OtherSizesAreForTheOtherKernels) {
   EXPECT_FALSE(taken({.hidden = 3072}));
 }
 
+TEST(M3Shape, EverySizeIsCompared) {
+  const Layer layer = layer_of({});
+  for (std::int32_t Shape::*size :
+       {&Shape::hidden, &Shape::head_dim, &Shape::index_dim, &Shape::rotary, &Shape::group,
+        &Shape::block_size, &Shape::topk, &Shape::chosen, &Shape::experts}) {
+    Shape shape = shape_of({});
+    shape.*size += 16;
+    const std::string why = m3_refusal(shape, layer);
+    EXPECT_NE(why.find(std::to_string(shape.*size) + ", not " + std::to_string(shape.*size - 16)),
+              std::string::npos)
+        << why;
+  }
+}
+
 TEST(M3Shape, OtherFormatsAreForTheOtherKernels) {
   const Shape shape = shape_of({});
   for (Matrix Layer::*matrix : {&Layer::qkv, &Layer::o, &Layer::router, &Layer::gate_up,
@@ -74,6 +93,7 @@ TEST(M3Shape, OtherFormatsAreForTheOtherKernels) {
     const Format other = m.format == Format::kBF16 ? Format::kE4M3 : Format::kBF16;
     layer.*matrix = describe(other, std::int64_t{16} * m.row_groups, m.cols, m.parts);
     EXPECT_FALSE(m3_layer(shape, layer));
+    EXPECT_NE(m3_refusal(shape, layer).find("of M3's shape"), std::string::npos);
     if (m.format == Format::kE4M3Half) {
       layer.*matrix = m;
       (layer.*matrix).format = Format::kE4M3;

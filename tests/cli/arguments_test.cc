@@ -55,6 +55,12 @@ const BadLine kBadLines[] = {
      {"serve", "--kv-cache-dtype", "fp8_e5m2"},
      {"--kv-cache-dtype", "fp8_e5m2", "fp8_e4m3"}},
     {"serve_cache_int8", {"serve", "--kv-cache-dtype", "int8"}, {"int8", "bf16"}},
+    {"serve_index_cache_int8",
+     {"serve", "--index-cache-dtype", "int8"},
+     {"--index-cache-dtype", "int8", "fp8_e4m3"}},
+    {"inspect_index_cache",
+     {"inspect", "/no/such", "--index-cache-dtype", "fp4"},
+     {"--index-cache-dtype", "fp4", "bf16"}},
     // InferenceX: longer than the caches hold is refused before anything is loaded.
     {"serve_length",
      {"serve", "--port", "0", "--num-gpu-blocks-override", "4", "--max-model-len", "1000"},

@@ -74,6 +74,23 @@ TEST(Inspect, CountsOfAReferenceCase) {
   EXPECT_GT(bytes, report["tensor_bytes"].get<std::int64_t>() * 9 / 10);
 }
 
+TEST(Inspect, CachesOfTheTypesChosen) {
+  const auto bytes = [](std::vector<std::string> more) {
+    std::vector<std::string> arguments{"inspect", oracle("mxfp4"), "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Json::parse(run_cli(arguments).out)["cache"];
+  };
+  const int main = 3 * 2 * 4 * 64, index = 2 * 64;
+  EXPECT_EQ(bytes({}), (Json{{"kv_cache_dtype", "bf16"},
+                             {"index_cache_dtype", "bf16"},
+                             {"bytes_per_token", 2 * main + 2 * index}}));
+  EXPECT_EQ(bytes({"--kv-cache-dtype", "fp8"}), (Json{{"kv_cache_dtype", "fp8_e4m3"},
+                                                      {"index_cache_dtype", "bf16"},
+                                                      {"bytes_per_token", main + 2 * index}}));
+  EXPECT_EQ(bytes({"--kv-cache-dtype", "fp8", "--index-cache-dtype", "fp8"})["bytes_per_token"],
+            main + index);
+}
+
 TEST(Inspect, TextNamesWhatMatters) {
   const Outcome outcome = run_cli({"inspect", oracle("m3shape")});
   EXPECT_EQ(outcome.exit_code, 0);

@@ -241,6 +241,20 @@ TEST(Generate, FaultA5_LlamaCpp26155_EveryCacheTypeAnswers) {
                      .empty());
 }
 
+TEST(Generate, IndexKeysHaveATypeOfTheirOwn) {
+  const auto ids = [](const char* kv, const char* index) {
+    return generate_json({"--prompt", "What is 48 + 37?", "--temperature", "0", "--max-tokens",
+                          "24", "--kv-cache-dtype", kv, "--index-cache-dtype", index})["token_ids"];
+  };
+  // Below top-k blocks everything is selected: the type of index keys cannot matter there.
+  EXPECT_EQ(ids("fp8", "fp8"), ids("fp8", "bf16"));
+  EXPECT_EQ(ids("bf16", "bf16"), ids("bf16", "fp8"));
+  const Outcome told = run_cli({"generate", "--prompt", "hi", "--max-tokens", "2", "--verbose",
+                                "--kv-cache-dtype", "auto", "--index-cache-dtype", "fp8"});
+  ASSERT_EQ(told.exit_code, 0) << told.err;
+  EXPECT_NE(told.err.find("index_cache_dtype: fp8_e4m3\n"), std::string::npos) << told.err;
+}
+
 std::int64_t mem_total() {
   std::ifstream in("/proc/meminfo");
   std::string name;

@@ -248,6 +248,8 @@ TEST(Trace, RefusesWhatThisVersionLacks) {
   refused({"--tensor-parallel-size", "0"}, {"--tensor-parallel-size", "'0'"});
   refused({"--chunk", "0"}, {"--chunk"});
   refused({"--path", "reference", "--kv-cache-dtype", "fp8"}, {"--kv-cache-dtype", "float32"});
+  refused({"--path", "reference", "--index-cache-dtype", "bf16"},
+          {"--index-cache-dtype", "float32"});
   for (const char* dtype : {"fp8_e5m2", "int8", "q8_0"})
     refused({"--kv-cache-dtype", dtype}, {dtype, "auto, bf16, fp8, fp8_e4m3"});
 }

@@ -83,7 +83,7 @@ class Speculation : public ::testing::Test {
     options.threads = 1;
     options.path = path;
     options.ranks = ranks;
-    options.kv_cache_dtype = cache;
+    options.cache_types = {cache, cache};
     auto run = NativeRun::load(*model_, options);
     EXPECT_TRUE(run.ok()) << run.status().to_string();
     return std::move(*run);

@@ -156,6 +156,9 @@ class Native {
     static const PathCounts none;
     return none;
   }
+  // Which family of kernels computes the layers with experts, and why, after prepare(); empty where
+  // there is only one.
+  virtual std::string kernel_family() const { return {}; }
   // From now on every step keeps the residual stream ENTERING these layers (ascending), of all its
   // rows. kUnsupported where a chain cannot.
   virtual Status capture(std::span<const std::int64_t> layers);

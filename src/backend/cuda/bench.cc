@@ -116,17 +116,18 @@ class Bench {
     return {};
   }
   bool m3_kernels() const { return chain_->m3_kernels(); }
+  std::string kernel_family() const { return chain_->kernel_family(); }
 
   // A pool for the largest of `rows` that fits.
   Status bind(std::int64_t context, const std::vector<std::int64_t>& rows) {
     const std::int64_t pages = (context + kPage - 1) / kPage;
-    const std::int64_t room = (free_ - kReserve) / (pages * chain_->page_bytes());
+    const std::int64_t room = (free_ - kReserve) / (pages * page_bytes());
     fitting_ = 0;
     for (const std::int64_t n : rows)
       fitting_ = std::max(fitting_, n / options_.query <= room ? n : 0);
     if (fitting_ == 0) return {};
-    ML_ASSIGN_OR_RETURN(auto pool, cpu::CachePool::reserve(config_, m3_caches(),
-                                                           fitting_ / options_.query * pages));
+    ML_ASSIGN_OR_RETURN(
+        auto pool, cpu::CachePool::reserve(config_, caches(), fitting_ / options_.query * pages));
     pool.swap(pool_);  // the old one stays until the chain is bound to the new one
     return chain_->prepare(*pool_);
   }
@@ -137,11 +138,10 @@ class Bench {
     result.rows = rows;
     result.layers = options_.whole_step ? config_.num_layers : options_.sparse_layers;
     if (rows > fitting_) {
-      result.skipped = "caches need " +
-                       std::to_string((context + kPage - 1) / kPage * (rows / options_.query) *
-                                      chain_->page_bytes()) +
-                       " bytes beside the weights, " + std::to_string(free_ - kReserve) +
-                       " are free";
+      result.skipped =
+          "caches need " +
+          std::to_string((context + kPage - 1) / kPage * (rows / options_.query) * page_bytes()) +
+          " bytes beside the weights, " + std::to_string(free_ - kReserve) + " are free";
       return result;
     }
     const Batch batch(rows, options_.query, context);
@@ -152,6 +152,15 @@ class Bench {
   }
 
  private:
+  cpu::CacheOptions caches() const {
+    cpu::CacheOptions caches = m3_caches();
+    if (options_.kv == DType::kBF16) caches.k_scale = caches.v_scale = 1;
+    if (options_.index == DType::kBF16) caches.index_scale = 1;
+    caches.kv = options_.kv;
+    caches.index = options_.index;
+    return caches;
+  }
+  std::int64_t page_bytes() const { return chain_->page_bytes(caches()); }
   // One number of every rank, in rank order.
   template <typename T>
   Result<std::vector<T>> of_all_ranks(T own) {
@@ -176,9 +185,11 @@ class Bench {
     // Rows of a sequence read the same keys, values and index keys.
     const std::int64_t sequences = result.rows / options_.query, context = result.context;
     const std::int64_t kv_heads = std::max<std::int64_t>(1, config_.num_kv_heads / options_.ranks);
-    const std::int64_t kv = 2 * kv_heads * config_.head_dim;  // of a token, E4M3
+    const auto of = [](DType type) { return static_cast<std::int64_t>(dtype_size(type)); };
+    const std::int64_t kv = 2 * kv_heads * config_.head_dim * of(options_.kv);  // of a token
     const std::int64_t attended = std::min(context, config_.topk_blocks * config_.block_size);
-    const std::int64_t scored = context > attended ? context * config_.index_dim : 0;
+    const std::int64_t scored =
+        context > attended ? context * config_.index_dim * of(options_.index) : 0;
     const std::int64_t sparse = options_.sparse_layers;
     result.experts = static_cast<double>(count.total()) / static_cast<double>(sparse);
     result.bytes = sparse * (weights.sparse_layer + sequences * (attended * kv + scored)) +
@@ -288,6 +299,7 @@ Status run_bench(const BenchOptions& options,
       for (const std::int64_t rows : options.rows) {
         ML_ASSIGN_OR_RETURN(const BenchResult result, bench.time(rows, context));
         setup.m3_kernels = bench.m3_kernels();
+        setup.kernel_family = bench.kernel_family();
         if (!tells) continue;
         if (!std::exchange(told, true)) on_setup(setup);
         on_result(result);

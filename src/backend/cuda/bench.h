@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.h"
 #include "core/status.h"
 
 namespace monolayer::cuda {
@@ -22,7 +23,8 @@ struct BenchOptions {
   int ranks = 4;
   bool every_rank = false;
   std::int64_t dense_layers = 3, sparse_layers = 57;
-  std::string path = "auto";  // or "native", "mono": only that one is timed
+  DType kv = DType::kE4M3, index = DType::kE4M3;  // of the caches
+  std::string path = "auto";                      // or "native", "mono": only that one is timed
 };
 
 struct BenchResult {
@@ -44,6 +46,7 @@ struct BenchSetup {
   std::string device;
   std::int64_t weight_bytes = 0;
   bool m3_kernels = false;
+  std::string kernel_family;  // Native::kernel_family()
 };
 
 // `on_setup` once the weights are there, `on_result` after every combination; those that do not fit

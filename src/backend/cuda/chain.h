@@ -60,6 +60,7 @@ class Chain : public BenchChain {
   const cpu::Traffic& total_traffic() const override { return traffic_; }
   const cpu::PathCounts& paths() const override { return paths_; }
   Status prepare(cpu::CachePool& cache) override;
+  std::string kernel_family() const override;
   Status capture(std::span<const std::int64_t> layers) override;
   std::span<const float> captured() const override { return kept_; }
   Status close() override;
@@ -70,7 +71,7 @@ class Chain : public BenchChain {
   Result<double> stream() override;
   Bytes weight_bytes() const override;
   Result<std::int64_t> free_bytes() const override;
-  std::int64_t page_bytes() const override;
+  std::int64_t page_bytes(const cpu::CacheOptions& caches) const override;
   bool m3_kernels() const override;
 
  private:

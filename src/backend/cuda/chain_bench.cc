@@ -158,9 +158,9 @@ Result<std::int64_t> Chain::free_bytes() const {
   return static_cast<std::int64_t>(free);
 }
 
-std::int64_t Chain::page_bytes() const {
+std::int64_t Chain::page_bytes(const cpu::CacheOptions& types) const {
   const m3::ModelConfig& c = ranks_.front()->config();
-  const std::int64_t caches = cpu::CachePool::page_bytes(c, m3_caches());
+  const std::int64_t caches = cpu::CachePool::page_bytes(c, types);
   const std::int64_t scores = c.index_heads * (kPageTokens / 16) * 4;
   const std::int64_t partials =
       c.num_kv_heads *

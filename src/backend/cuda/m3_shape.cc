@@ -14,16 +14,44 @@ bool is_mlp(const Matrix& gate_up, const Matrix& down) {
          is(down, Format::kMXFP4, kM3DownTiles);
 }
 
+std::string refused_size(const Shape& s) {
+  const struct {
+    const char* name;
+    std::int32_t is, wanted;
+  } sizes[] = {{"hidden_size", s.hidden, 6144},
+               {"head_dim", s.head_dim, 128},
+               {"the index's head_dim", s.index_dim, 128},
+               {"rotary_dim", s.rotary, 64},
+               {"query heads to a KV head", s.group, 16},
+               {"block size", s.block_size, 128},
+               {"top blocks", s.topk, 16},
+               {"experts of a token", s.chosen, 4},
+               {"experts", s.experts, 128}};
+  for (const auto& size : sizes) {
+    if (size.is != size.wanted)
+      return std::string(size.name) + ": " + std::to_string(size.is) + ", not " +
+             std::to_string(size.wanted);
+  }
+  return {};
+}
+
 }  // namespace
 
-bool m3_layer(const Shape& s, const Layer& l) {
-  return s.hidden == 6144 && s.head_dim == 128 && s.index_dim == 128 && s.rotary == 64 &&
-         s.group == 16 && s.block_size == 128 && s.topk == 16 && s.chosen == 4 &&
-         s.experts == 128 && s.kv_fp8 != 0 && s.index_fp8 != 0 && l.sparse != 0 && l.moe != 0 &&
-         is(l.qkv, Format::kE4M3Half, kM3ProjectionTiles) && l.qkv.parts == 8 &&
-         is(l.o, Format::kE4M3Half, kM3OutputTiles) &&
-         is(l.router, Format::kBF16, kM3RouterTiles) && is_mlp(l.gate_up, l.down) &&
-         is_mlp(l.shared_gate_up, l.shared_down);
+std::string m3_refusal(const Shape& s, const Layer& l) {
+  if (l.sparse == 0 || l.moe == 0) return "a layer is not sparse in attention and experts";
+  if (std::string size = refused_size(s); !size.empty()) return size;
+  if (s.kv_fp8 == 0) return "keys and values are cached in BF16, not E4M3";
+  if (s.index_fp8 == 0) return "index keys are cached in BF16, not E4M3";
+  if (!is(l.qkv, Format::kE4M3Half, kM3ProjectionTiles) || l.qkv.parts != 8)
+    return "the weights of q, k and v are not FP8 of M3's shape";
+  if (!is(l.o, Format::kE4M3Half, kM3OutputTiles))
+    return "the weights of o are not FP8 of M3's shape";
+  if (!is(l.router, Format::kBF16, kM3RouterTiles))
+    return "the router's weights are not BF16 of M3's shape";
+  if (!is_mlp(l.gate_up, l.down)) return "the experts' weights are not MXFP4 of M3's shape";
+  if (!is_mlp(l.shared_gate_up, l.shared_down))
+    return "the shared expert's weights are not MXFP4 of M3's shape";
+  return {};
 }
 
 }  // namespace monolayer::cuda

@@ -2,6 +2,8 @@
 // constants.
 #pragma once
 
+#include <string>
+
 #include "backend/cuda/params.h"
 
 namespace monolayer::cuda {
@@ -13,8 +15,12 @@ inline constexpr int kM3RouterTiles = 12;      // 6144 / 16 of BF16
 inline constexpr int kM3GateUpTiles = 12;      // 6144 / 8 of MXFP4
 inline constexpr int kM3DownTiles = 6;         // 3072 / 8 of MXFP4
 
-// Whether those kernels compute this layer. Every constant of theirs is compared: a layer that
-// differs in one would be multiplied with a neighbour's weights, or wait for copies nobody sends.
-bool m3_layer(const Shape& shape, const Layer& layer);
+// Why those kernels do not compute this layer: the first thing that differs, with both values; or
+// an empty text. Every constant of theirs is compared: a layer that differs in one would be
+// multiplied with a neighbour's weights, or wait for copies nobody sends.
+std::string m3_refusal(const Shape& shape, const Layer& layer);
+inline bool m3_layer(const Shape& shape, const Layer& layer) {
+  return m3_refusal(shape, layer).empty();
+}
 
 }  // namespace monolayer::cuda

@@ -182,6 +182,18 @@ bool Chain::divide_memory(int rows, Params& p) const {
                             p);
 }
 
+std::string Chain::kernel_family() const {
+  const std::string any = "kernels for any shape";
+  if (ranks_.empty() || layers().empty()) return {};
+  if (options_.any_kernels) return any + " (as asked)";
+  for (const Layer& layer : layers()) {
+    if (layer.moe == 0) continue;
+    if (const std::string why = m3_refusal(params().shape, layer); !why.empty())
+      return any + " (those for MiniMax-M3 do not fit: " + why + ")";
+  }
+  return "kernels for MiniMax-M3";
+}
+
 Result<std::unique_ptr<cpu::Native>> create_native(const m3::ModelConfig& config,
                                                    const m3::ModelWeights& weights,
                                                    const NativeOptions& options) {

@@ -51,8 +51,8 @@ class BenchChain : public cpu::Native {
   virtual Bytes weight_bytes() const = 0;
   // Of the device, beside what a pool's pages take.
   virtual Result<std::int64_t> free_bytes() const = 0;
-  // What every page of a pool takes.
-  virtual std::int64_t page_bytes() const = 0;
+  // What every page of a pool of such caches takes.
+  virtual std::int64_t page_bytes(const cpu::CacheOptions& caches) const = 0;
   virtual bool m3_kernels() const = 0;
 };
 

@@ -91,6 +91,7 @@ class DeviceRanks final : public cpu::Native {
     each([&](RankChain& rank, tp::Group&, int) { rank.status = rank.native->prepare(cache); });
     return first_failure();
   }
+  std::string kernel_family() const override { return ranks_.front().native->kernel_family(); }
   Status capture(std::span<const std::int64_t> layers) override {
     each([&](RankChain& rank, tp::Group&, int) { rank.status = rank.native->capture(layers); });
     return first_failure();
