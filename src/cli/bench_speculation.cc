@@ -9,6 +9,7 @@
 #include "cli/bench_flags.h"
 #include "engine/embedded_model.h"
 #include "engine/memory_check.h"
+#include "engine/native_run.h"
 #include "engine/speculation_bench.h"
 #include "m3/draft.h"
 
@@ -37,6 +38,8 @@ Status bench_speculation(const BenchFlags& flags) {
   options.threads = static_cast<int>(threads.front());
   options.max_tokens = flags.max_tokens;
   options.repeats = flags.repeats;
+  options.backend = flags.run.backend;
+  ML_RETURN_IF_ERROR(engine::check_backend(options.backend));
   options.path = flags.run.path;
   options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
   options.cache_types = flags.run.cache_types;
@@ -65,6 +68,7 @@ Status bench_speculation(const BenchFlags& flags) {
   if (!flags.json)
     std::printf("%7s %9s %11s %11s %11s  %s\n", "guesses", "tokens", "tokens/s", "bytes/token",
                 "tokens/step", "accepted by position");
+  const bool on_device = options.backend == "cuda";  // counts no traffic
   for (const engine::SpeculationBenchResult& r : results) {
     nlohmann::json accepted = nlohmann::json::array();
     std::string shares;
@@ -75,24 +79,27 @@ Status bench_speculation(const BenchFlags& flags) {
       std::snprintf(text, sizeof text, " %.3f", share);
       shares += text;
     }
-    list.push_back({{"guesses", r.guesses},
-                    {"tokens", r.tokens},
-                    {"steps", r.steps},
-                    {"tokens_per_second", r.tokens_per_second},
-                    {"bytes_per_token", r.bytes_per_token},
-                    {"tokens_per_step", r.tokens_per_step},
-                    {"accepted_by_position", accepted}});
+    list.push_back(
+        {{"guesses", r.guesses},
+         {"tokens", r.tokens},
+         {"steps", r.steps},
+         {"tokens_per_second", r.tokens_per_second},
+         {"bytes_per_token", on_device ? nlohmann::json() : nlohmann::json(r.bytes_per_token)},
+         {"tokens_per_step", r.tokens_per_step},
+         {"accepted_by_position", accepted}});
     if (!flags.json)
       std::printf("%7lld %9lld %11.1f %11s %11.3f %s\n", static_cast<long long>(r.guesses),
                   static_cast<long long>(r.tokens), r.tokens_per_second,
-                  engine::format_bytes(static_cast<std::int64_t>(r.bytes_per_token)).c_str(),
+                  on_device
+                      ? "-"
+                      : engine::format_bytes(static_cast<std::int64_t>(r.bytes_per_token)).c_str(),
                   r.tokens_per_step, shares.c_str());
   }
   if (flags.json) {
     const nlohmann::json report = {{"model", model->folder},
                                    {"draft", options.draft},
                                    {"path", flags.run.path},
-                                   {"backend", "cpu"},
+                                   {"backend", flags.run.backend},
                                    {"prompts", options.prompts.size()},
                                    {"max_tokens", options.max_tokens},
                                    {"repeats", flags.repeats},

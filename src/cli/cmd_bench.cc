@@ -121,8 +121,6 @@ Status check_kind(const BenchFlags& flags) {
 
 // Random weights of full size instead of a model, made on the device.
 Status run_on_device(const BenchFlags& flags) {
-  if (flags.what == "speculation")
-    return {Code::kUnsupported, "--backend", "is cuda; bench speculation runs on cpu"};
   if (!flags.model.empty())
     return {Code::kUnsupported, "--model",
             "is timed on cpu; with --backend cuda random weights of full size are made"};
@@ -151,8 +149,8 @@ Status run_bench(const BenchFlags& flags) {
   ML_RETURN_IF_ERROR(check_kind(flags));
   if (flags.what == "serve") return bench_serve(flags);
   ML_RETURN_IF_ERROR(flags.run.check());
-  if (flags.run.backend == "cuda") return run_on_device(flags);
   if (flags.what == "speculation") return bench_speculation(flags);
+  if (flags.run.backend == "cuda") return run_on_device(flags);
   const std::int64_t most_rows = flags.what == "layer" ? mono::kMaxRows : 4096;
   engine::StepBenchOptions options;
   ML_ASSIGN_OR_RETURN(options.contexts, numbers("--contexts", flags.contexts, 1, 1 << 30));

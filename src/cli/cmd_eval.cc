@@ -102,7 +102,7 @@ Status run_eval(const EvalFlags& flags) {
   if (!flags.draft.empty()) {
     ML_ASSIGN_OR_RETURN(draft, engine::open_draft(flags.draft, model->config));
     run_options.draft_bytes = static_cast<std::int64_t>(draft->checkpoint.file_bytes());
-    run_options.draft_block_bytes = draft->block_bytes(model->config);
+    run_options.draft_block_bytes = draft->host_block_bytes(model->config, run_options.backend);
   }
   ML_ASSIGN_OR_RETURN(auto run, engine::NativeRun::load(*model, run_options));
   std::unique_ptr<engine::DraftRun> draft_run;

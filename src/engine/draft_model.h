@@ -23,6 +23,8 @@ struct OpenDraft {
   m3::DraftConfig config;
   // Of one block: draft entries, and the state behind its last position.
   std::int64_t block_bytes(const m3::ModelConfig& target) const;
+  // What of that is the host's: with "cuda" the entries lie on the device.
+  std::int64_t host_block_bytes(const m3::ModelConfig& target, const std::string& backend) const;
 };
 
 // `draft`: a folder, or a name in the Hugging Face cache. Refused with both figures if it does not
@@ -34,7 +36,8 @@ class DraftRun {
  public:
   // Borrows all three; makes the target keep the states the draft reads. `run` was loaded with
   // room for the draft (NativeRunOptions::draft_bytes). Errors of check_speculation(), of the
-  // files, and kUnsupported for a target that keeps no states.
+  // files, and kUnsupported for a target that keeps no states or a draft that the device's kernels
+  // do not take.
   static Result<std::unique_ptr<DraftRun>> load(const OpenDraft& draft, const OpenModel& target,
                                                 NativeRun& run, SpeculationOptions options);
 

@@ -6,6 +6,7 @@
 
 #include "backend/cpu/ranked.h"
 #ifdef MONOLAYER_CUDA
+#include "backend/cuda/draft.h"
 #include "backend/cuda/measured.h"
 #include "backend/cuda/ranks.h"
 #endif
@@ -105,6 +106,7 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
   ML_RETURN_IF_ERROR(check_memory(need, available, options.context_flag));
 
   auto run = std::unique_ptr<NativeRun>(new NativeRun());
+  run->on_device_ = options.backend == "cuda";
   run->tiles_ = cpu::find_tiles(options.tiles);
   if (options.tiles.empty()) run->tiles_ = cpu::available_tiles().front();
   if (run->tiles_ == nullptr)
@@ -154,6 +156,15 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
   run->table_.resize(static_cast<std::size_t>(pages));
   std::iota(run->table_.begin(), run->table_.end(), 0);
   return run;
+}
+
+Result<std::unique_ptr<cpu::Draft>> NativeRun::make_draft(const m3::DraftConfig& config,
+                                                          const m3::DraftWeights& weights,
+                                                          const m3::ModelConfig& target) {
+#ifdef MONOLAYER_CUDA
+  if (on_device_) return cuda::create_draft(config, weights, target, weights_, {});
+#endif
+  return cpu::Draft::create(config, weights, target, weights_, *team_, tiles_);
 }
 
 std::unique_ptr<cpu::ThreadTeam> NativeRun::release_team() {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/cpu/cache.h"
+#include "backend/cpu/draft.h"
 #include "backend/cpu/native.h"
 #include "backend/cpu/thread_team.h"
 #include "backend/cpu/tiles.h"
@@ -48,7 +49,7 @@ struct NativeRunOptions {
   std::string path = "auto";
   // Tensor-parallel, as threads of this process; with cuda a device each, or all on the one device.
   int ranks = 1;
-  // What a draft needs beside the model: its files, and bytes of every block.
+  // What a draft needs beside the model on the host: its files, and bytes of every block.
   std::int64_t draft_bytes = 0, draft_block_bytes = 0;
   RankProcesses* processes = nullptr;  // borrowed: the ranks are processes, instead of `ranks`
   ReadProgressCallback progress;
@@ -61,6 +62,12 @@ class NativeRun {
                                                  const NativeRunOptions& options);
 
   const m3::ModelWeights& weights() const { return weights_; }
+  // The draft and its caches lie where the model's do. Borrows all but the run, which must outlive
+  // it.
+  Result<std::unique_ptr<cpu::Draft>> make_draft(const m3::DraftConfig& config,
+                                                 const m3::DraftWeights& weights,
+                                                 const m3::ModelConfig& target);
+  bool on_device() const { return on_device_; }
   cpu::Native& native() { return *native_; }
   cpu::CachePool& pool() { return *pool_; }
   cpu::ThreadTeam& team() { return *team_; }
@@ -91,6 +98,7 @@ class NativeRun {
   std::string kernel_family_;
   std::vector<std::int32_t> table_;
   std::int64_t length_ = 0;
+  bool on_device_ = false;
 };
 
 }  // namespace monolayer::engine

@@ -149,6 +149,7 @@ Result<std::vector<SpeculationBenchResult>> bench_speculation(
   NativeRunOptions run_options;
   run_options.context_tokens = longest + options.max_tokens;
   run_options.context_flag = "prompts and --max-tokens";
+  run_options.backend = options.backend;
   run_options.path = options.path;
   run_options.threads = options.threads;
   run_options.ranks = options.ranks;
@@ -157,7 +158,7 @@ Result<std::vector<SpeculationBenchResult>> bench_speculation(
   if (std::any_of(options.guesses.begin(), options.guesses.end(), [](auto k) { return k > 0; })) {
     ML_ASSIGN_OR_RETURN(draft, open_draft(options.draft, model.config));
     run_options.draft_bytes = static_cast<std::int64_t>(draft->checkpoint.file_bytes());
-    run_options.draft_block_bytes = draft->block_bytes(model.config);
+    run_options.draft_block_bytes = draft->host_block_bytes(model.config, options.backend);
   }
   ML_ASSIGN_OR_RETURN(const auto run, NativeRun::load(model, run_options));
   std::vector<SpeculationBenchResult> results(options.guesses.size());

@@ -20,7 +20,7 @@ struct SpeculationBenchOptions {
   std::vector<std::string> prompts;         // user messages
   std::int64_t max_tokens = 128;            // of an answer
   std::int64_t repeats = 3;                 // rounds over all prompts, the counts in turns
-  std::string path = "auto";
+  std::string backend = "cpu", path = "auto";
   CacheTypes cache_types;
   int threads = 0, ranks = 1;
 };
@@ -29,7 +29,7 @@ struct SpeculationBenchResult {
   std::int64_t guesses = 0;
   std::int64_t tokens = 0, steps = 0;  // decoded, of the last round
   double tokens_per_second = 0;        // median over rounds, from first to last token
-  double bytes_per_token = 0;          // target and draft, decode only
+  double bytes_per_token = 0;          // target and draft, decode only; "cuda" counts none
   double tokens_per_step = 0;
   std::array<double, m3::kMostDrafts> accepted_at{};  // share of steps, by position
 };

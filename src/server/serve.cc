@@ -118,7 +118,8 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
   run_options.progress = options.progress;
   if (loaded.draft != nullptr) {
     run_options.draft_bytes = static_cast<std::int64_t>(loaded.draft->checkpoint.file_bytes());
-    run_options.draft_block_bytes = draft_block_bytes(loaded);
+    run_options.draft_block_bytes =
+        loaded.draft->host_block_bytes(loaded.model->config, options.backend);
   }
   ML_ASSIGN_OR_RETURN(loaded.run, engine::NativeRun::load(*loaded.model, run_options));
   if (loaded.draft != nullptr) {

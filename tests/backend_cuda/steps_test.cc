@@ -131,6 +131,51 @@ TEST_P(DeviceSteps, KeepsWhatEntersLayers) {
     EXPECT_EQ(Code::kInvalidArgument, device_->native().capture(bad).code());
 }
 
+// Guesses that the target does not take leave nothing behind: logits and kept states of all later
+// steps are those of a run without guesses. 8 rows of a sequence are the most that are verified.
+TEST_P(DeviceSteps, RejectedGuessesLeaveNothingBehind) {
+  const std::vector<float> want = start();
+  const std::vector<std::int64_t> layers{1, 4, 5};
+  ASSERT_TRUE(device_->native().capture(layers).ok());
+  const auto states = layers.size() * static_cast<std::size_t>(model_.config.hidden_size);
+  const std::int64_t vocab = model_.config.vocab_size;
+  std::vector<float> kept;  // of every position, token by token
+  for (std::int64_t at = 0; at < kTokens; ++at) {
+    const cpu::StepSequence one{
+        .tokens = std::span<const std::int32_t>(tokens_).subspan(static_cast<std::size_t>(at), 1),
+        .start = at,
+        .pages = pages_};
+    step({&one, 1});
+    const auto row = device_->native().captured();
+    kept.insert(kept.end(), row.begin(), row.end());
+  }
+  for (const std::int64_t guesses : {1, 3, 7}) {
+    std::int64_t at = kTokens / 2;
+    for (std::uint64_t round = 0; at + guesses < kTokens; ++round) {
+      // As many right ones as the round says, wrong ones behind them.
+      const std::int64_t right = static_cast<std::int64_t>(round) % (guesses + 1);
+      std::vector<std::int32_t> tokens(tokens_.begin() + at, tokens_.begin() + at + guesses + 1);
+      for (std::int64_t i = right + 1; i <= guesses; ++i)
+        tokens[static_cast<std::size_t>(i)] =
+            static_cast<std::int32_t>((tokens[static_cast<std::size_t>(i)] + 1 + i) % vocab);
+      const cpu::StepSequence verified{
+          .tokens = tokens, .start = at, .pages = pages_, .logit_rows = guesses + 1};
+      const std::vector<float> logits = step({&verified, 1});
+      const auto row = device_->native().captured();
+      ASSERT_EQ(row.size(), tokens.size() * states);
+      for (std::int64_t i = 0; i <= right; ++i, ++at) {
+        EXPECT_TRUE(std::equal(want.begin() + at * vocab, want.begin() + (at + 1) * vocab,
+                               logits.begin() + i * vocab))
+            << guesses << " guesses, position " << at;
+        const auto from = row.subspan(static_cast<std::size_t>(i) * states, states);
+        EXPECT_TRUE(std::equal(from.begin(), from.end(),
+                               kept.begin() + at * static_cast<std::ptrdiff_t>(states)))
+            << guesses << " guesses, position " << at;
+      }
+    }
+  }
+}
+
 // A launch waits until all its blocks fit: the step is late, not hung, and its bits are the same.
 TEST_P(DeviceSteps, T_P11_AHeldMultiprocessorDelaysTheStep) {
   const std::vector<float> want = start();
