@@ -60,7 +60,8 @@ class Draft {
   // Makes the memory of steps of so many rows, `proposals` of which propose. Smaller ones then take
   // none that is not returned at their end.
   virtual Status prepare_for(std::int64_t rows, std::int64_t proposals, CachePool& cache) = 0;
-  // The logits behind the last step's proposals, [proposals, draft_vocab_size].
+  // The logits behind the last step's proposals, [proposals, draft_vocab_size]; from a device only
+  // where that was asked for, otherwise none.
   virtual std::span<const float> logits() const = 0;
   virtual const Traffic& total_traffic() const = 0;
 };

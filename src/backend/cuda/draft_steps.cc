@@ -66,7 +66,7 @@ Status CudaDraft::step(std::span<const cpu::DraftSequence> sequences, cpu::Cache
           host_rows_->proposing[proposing++] = static_cast<std::int32_t>(row);
       }
       ML_RETURN_IF_ERROR(run(rows, proposing));
-      const Status fetched = fetch(first, proposing, proposals);
+      Status fetched = fetch(first, proposing, proposals);
       if (fetched.ok()) continue;
       proposals.clear();
       return fetched;
