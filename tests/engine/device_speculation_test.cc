@@ -23,7 +23,7 @@ TEST_P(DeviceSpeculation, TokensAreThoseWithoutAndTheDraftIsAsGood) {
   SpeculationBenchOptions options;
   options.backend = "cuda";
   options.path = GetParam().path;
-  options.kv_cache_dtype = GetParam().caches;
+  options.cache_types.kv = GetParam().caches;
   options.ranks = GetParam().ranks;
   options.draft = kAssets + "nano_eagle3";
   options.guesses = {0, 1, 3, 7};
