@@ -69,4 +69,15 @@ class Device {
   std::unique_ptr<cpu::Native> native_;
 };
 
+// As many random tokens, none the same as the own one at its place.
+inline std::vector<std::int32_t> other_tokens(const m3::ModelConfig& config,
+                                              const std::vector<std::int32_t>& own,
+                                              std::uint64_t seed) {
+  auto tokens = random_tokens(config, static_cast<std::int64_t>(own.size()), seed);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (tokens[i] == own[i]) tokens[i] = own[i] + 1 < config.vocab_size ? own[i] + 1 : 0;
+  }
+  return tokens;
+}
+
 }  // namespace monolayer::test

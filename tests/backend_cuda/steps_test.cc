@@ -69,7 +69,7 @@ TEST_P(DeviceSteps, T_P2_EntriesAreReadAfterTheyAreWritten) {
   int differ = 0;
   for (int i = 0; i < 200; ++i) {
     const std::int64_t rows = i % 2 == 0 ? 1 : 4;
-    const auto other = random_tokens(model_.config, kTokens, static_cast<std::uint64_t>(100 + i));
+    const auto other = other_tokens(model_.config, tokens_, static_cast<std::uint64_t>(100 + i));
     const cpu::StepSequence junk = last(other, rows);
     EXPECT_NE(tail(want, rows), step({&junk, 1})) << "other tokens gave the same logits";
     const cpu::StepSequence own = last(tokens_, rows);
