@@ -31,6 +31,9 @@ class CudaOracle : public testing::TestWithParam<std::tuple<const char*, bool>> 
 
 // The bounds of the CPU's native chain: on rows whose own choices are the reference's.
 TEST_P(CudaOracle, Logits) {
+  const std::string name = std::get<0>(GetParam());
+  if (fp8() && (name == "mxfp8" || name == "mixed"))
+    GTEST_SKIP() << "E4M3 caches alone are farther off there, on the CPU too (docs/testing.md)";
   const m3::ModelConfig& c = oracle_->config;
   Device device(c, oracle_->weights, cache_, {});
   const DeviceOutput out = device.run(oracle_->input_ids, {512}, true);
@@ -109,7 +112,8 @@ TEST_P(CudaOracle, SameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, CudaOracle,
-                         testing::Combine(testing::Values("tiny", "m3shape", "onekv", "mxfp4"),
+                         testing::Combine(testing::Values("tiny", "m3shape", "onekv", "mxfp4",
+                                                          "mxfp8", "mixed"),
                                           testing::Bool()),
                          [](const auto& test) {
                            return std::string(std::get<0>(test.param)) +

@@ -44,6 +44,11 @@ float packed_value(const Matrix& m, const unsigned char* tile, int group, int la
     const std::uint8_t scale = tile[512 + lane / 4 * 4 + high * 2 + group];
     return bf16_value(a >> (16 * half)) * 0x1p126F * e8m0_to_f32(scale);
   }
+  if (m.format == Format::kMXFP8) {
+    read(lane * 16 + (mma * 2 + high) * 4);
+    return e4m3_to_f32(static_cast<std::uint8_t>(word >> (16 * pair + 8 * half))) *
+           e8m0_to_f32(tile[512 + lane / 4 * 2 + high]);
+  }
   if (is_e4m3(m.format)) {
     read(lane * 16 + (mma * 2 + high) * 4);
     return e4m3_to_f32(static_cast<std::uint8_t>(word >> (16 * pair + 8 * half)));
@@ -78,12 +83,14 @@ TEST_P(Pack, EveryValueAtItsPlace) {
         values[i] = e2m1_to_f32(static_cast<std::uint8_t>(code)) * e8m0_to_f32(scales[i / 32]);
         break;
       }
+      case Format::kMXFP8:
       case Format::kE4M3:
       case Format::kE4M3Half: {
         auto code = static_cast<std::uint8_t>(random());
         if ((code & 0x7f) == 0x7f) code = 0;
         codes[i] = code;
         values[i] = e4m3_to_f32(code);
+        if (test.format == Format::kMXFP8) values[i] *= e8m0_to_f32(scales[i / 32]);
         break;
       }
       case Format::kBF16: {
@@ -99,8 +106,8 @@ TEST_P(Pack, EveryValueAtItsPlace) {
       }
     }
   }
-  const std::int64_t row_bytes = test.format == Format::kMXFP4  ? test.cols / 2
-                                 : is_e4m3(test.format)         ? test.cols
+  const std::int64_t row_bytes = test.format == Format::kMXFP4 ? test.cols / 2
+                                 : test.format == Format::kMXFP8 || is_e4m3(test.format) ? test.cols
                                  : test.format == Format::kBF16 ? test.cols * 2
                                                                 : test.cols * 4;
   std::vector<unsigned char> out(static_cast<std::size_t>(packed_bytes(m)), 0xEE);
@@ -143,10 +150,11 @@ TEST_P(Pack, EveryValueAtItsPlace) {
 INSTANTIATE_TEST_SUITE_P(
     Formats, Pack,
     testing::Values(Case{Format::kMXFP4, 32, 1024, 8}, Case{Format::kMXFP4, 24, 96, 8},
-                    Case{Format::kMXFP4, 16, 768, 2}, Case{Format::kE4M3, 48, 768, 8},
-                    Case{Format::kE4M3, 16, 2048, 2}, Case{Format::kE4M3Half, 32, 1536, 4},
-                    Case{Format::kBF16, 20, 192, 8}, Case{Format::kBF16, 8, 1536, 16},
-                    Case{Format::kF32, 12, 256, 16}));
+                    Case{Format::kMXFP4, 16, 768, 2}, Case{Format::kMXFP8, 32, 1024, 8},
+                    Case{Format::kMXFP8, 24, 96, 8}, Case{Format::kMXFP8, 16, 768, 2},
+                    Case{Format::kE4M3, 48, 768, 8}, Case{Format::kE4M3, 16, 2048, 2},
+                    Case{Format::kE4M3Half, 32, 1536, 4}, Case{Format::kBF16, 20, 192, 8},
+                    Case{Format::kBF16, 8, 1536, 16}, Case{Format::kF32, 12, 256, 16}));
 
 // Whatever is at most the bound stays finite in FP16, and the scale is the largest power that says
 // so.

@@ -22,7 +22,7 @@ Stored stored(WeightFormat format, std::int64_t rows, std::int64_t cols) {
   std::mt19937 random(7);
   std::int64_t bytes = rows * cols * 2;
   if (format == WeightFormat::kMXFP4) bytes = rows * cols / 2;
-  if (format == WeightFormat::kFP8PerChannel) bytes = rows * cols;
+  if (format == WeightFormat::kFP8PerChannel || format == WeightFormat::kMXFP8) bytes = rows * cols;
   s.data.resize(static_cast<std::size_t>(bytes));
   for (std::byte& b : s.data) b = static_cast<std::byte>(random() & 0x3F);
   s.scales.resize(static_cast<std::size_t>(rows * std::max<std::int64_t>(4, cols / 32)));
@@ -100,7 +100,7 @@ TEST_P(RankSlices, NothingBeyondTheLastRow) {
 
 INSTANTIATE_TEST_SUITE_P(Formats, RankSlices,
                          testing::Values(WeightFormat::kPlain, WeightFormat::kMXFP4,
-                                         WeightFormat::kFP8PerChannel));
+                                         WeightFormat::kMXFP8, WeightFormat::kFP8PerChannel));
 
 }  // namespace
 }  // namespace monolayer::test

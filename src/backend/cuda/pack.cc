@@ -25,6 +25,8 @@ int tile_bytes(Format format) {
       return 512;
     case Format::kMXFP4:
       return 544;
+    case Format::kMXFP8:
+      return 528;
     default:
       return 1024;
   }
@@ -112,6 +114,14 @@ void pack_e4m3(const TileSource& in, unsigned char* out) {
   }
 }
 
+// The same, and a scale of each row: of rows r and r + 8 side by side.
+void pack_mxfp8(const TileSource& in, unsigned char* out) {
+  pack_e4m3(in, out);
+  for (int row = 0; row < 8; ++row) {
+    for (int high = 0; high < 2; ++high) out[512 + row * 2 + high] = in.scale(row + high * 8, 0);
+  }
+}
+
 template <typename V>
 void pack_bf16(V&& value, unsigned char* out) {
   for (int half = 0; half < 2; ++half) {
@@ -131,6 +141,8 @@ void pack_tile(Format format, const TileSource& in, int plane, unsigned char* ou
   switch (format) {
     case Format::kMXFP4:
       return pack_mxfp4(in, out);
+    case Format::kMXFP8:
+      return pack_mxfp8(in, out);
     case Format::kE4M3:
     case Format::kE4M3Half:
       return pack_e4m3(in, out);
@@ -171,6 +183,8 @@ Result<Format> pack_format(const QuantizedMatrix& matrix) {
   switch (matrix.format) {
     case WeightFormat::kMXFP4:
       return Format::kMXFP4;
+    case WeightFormat::kMXFP8:
+      return Format::kMXFP8;
     case WeightFormat::kFP8PerChannel:
       return Format::kE4M3;
     case WeightFormat::kPlain:
@@ -181,7 +195,7 @@ Result<Format> pack_format(const QuantizedMatrix& matrix) {
       break;
   }
   return Status(Code::kUnsupported, std::string(matrix.weight.name),
-                "the CUDA kernels take BF16, MXFP4 and FP8 per channel (routers also F32)");
+                "the CUDA kernels take BF16, MXFP4, MXFP8 and FP8 per channel (routers also F32)");
 }
 
 float half_scale(float bound) {

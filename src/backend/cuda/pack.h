@@ -23,7 +23,7 @@ inline constexpr int kLayoutVersion = 3;
 // A stored row; null data: zeros (padding to whole row groups).
 struct StoredRow {
   const std::byte* data = nullptr;
-  const std::uint8_t* scales = nullptr;  // MXFP4
+  const std::uint8_t* scales = nullptr;  // MXFP4, MXFP8
 };
 
 // The kernels' format of a stored one. kUnsupported naming the tensor.

@@ -35,6 +35,7 @@ enum class Format : std::int32_t {
   kF32,       // three BF16 planes whose sum is exact, three tiles for the same columns
   kE4M3,      // 16 x 32, 512 bytes; one float32 factor per row
   kMXFP4,     // 16 x 64, 512 bytes and 32 of E8M0 scales
+  kMXFP8,     // 16 x 32, 512 bytes and 16 of E8M0 scales
   kE4M3Half,  // E4M3 whose activations are staged as FP16, not BF16: see Matrix::x_scale
 };
 inline constexpr bool is_e4m3(Format f) { return f == Format::kE4M3 || f == Format::kE4M3Half; }

@@ -12,6 +12,8 @@ StoredRow stored_row(const Slice& s, std::int64_t row) {
   switch (m.format) {
     case WeightFormat::kMXFP4:
       return {data + first / 2, reinterpret_cast<const std::uint8_t*>(m.scale.data) + first / 32};
+    case WeightFormat::kMXFP8:
+      return {data + first, reinterpret_cast<const std::uint8_t*>(m.scale.data) + first / 32};
     case WeightFormat::kFP8PerChannel:
       return {data + first, nullptr};
     default:

@@ -2,10 +2,10 @@
 //
 // An item is one row group and one part of K (or a few short parts): one warp takes it out of the
 // ring, so warps never wait for each other inside a product. A part's sum is a chain over its tiles
-// in ascending order for MXFP4 (per group of 32 columns a product sum, then one fma with the
-// group's scale) and for BF16, and is two chains for FP8, the halves of each tile. So a column's
-// bits depend on nothing but its own values. Parts are added in the fixed tree by whoever reads
-// them.
+// in ascending order for MXFP4 and MXFP8 (per group of 32 columns a product sum, then one fma with
+// the group's scale) and for BF16, and is two chains for FP8, the halves of each tile. So a
+// column's bits depend on nothing but its own values. Parts are added in the fixed tree by whoever
+// reads them.
 #pragma once
 
 #include "backend/cuda/device/units.cuh"
@@ -72,6 +72,32 @@ struct TileMXFP4 {
     }
   }
 };
+struct TileMXFP8 {
+  uint4 w, b;
+  std::uint32_t scales;
+
+  __device__ __forceinline__ void fetch(int tile, int scale, int x) {
+    w = load_shared<uint4>(tile);
+    scales = load_shared<std::uint16_t>(scale);
+    b = load_shared<uint4>(x);
+  }
+  __device__ __forceinline__ void add(float (&acc)[4]) const {
+    std::uint32_t a[8];
+    decode_e4m3_pairs(w.x, a[0], a[2]);
+    decode_e4m3_pairs(w.y, a[1], a[3]);
+    decode_e4m3_pairs(w.z, a[4], a[6]);
+    decode_e4m3_pairs(w.w, a[5], a[7]);
+    float q[4] = {};
+    mma(q, a[0], a[1], a[2], a[3], b.x, b.y);
+    mma(q, a[4], a[5], a[6], a[7], b.z, b.w);
+    const float low = __uint_as_float(scales << 23 & 0x7F800000U);
+    const float high = __uint_as_float(scales << 15 & 0x7F800000U);
+    acc[0] = fmaf(low, q[0], acc[0]);
+    acc[1] = fmaf(low, q[1], acc[1]);
+    acc[2] = fmaf(high, q[2], acc[2]);
+    acc[3] = fmaf(high, q[3], acc[3]);
+  }
+};
 template <bool HALF>
 struct TileE4M3 {
   uint4 w, b;
@@ -117,6 +143,23 @@ __device__ __forceinline__ void tiles_mxfp4(int tile, int scale, int x, int stri
     scale += 2 * 544;
     x += 4 * stride;
     if (n > 2) even.fetch(tile, scale, x, stride);
+    odd.add(acc);
+  }
+  if (n > 0) even.add(acc);
+}
+__device__ __forceinline__ void tiles_mxfp8(int tile, int scale, int x, int stride, int n,
+                                            float (&acc)[4]) {
+  TileMXFP8 even;
+  TileMXFP8 odd;
+  even.fetch(tile, scale, x);
+#pragma unroll 1
+  for (; n > 1; n -= 2) {
+    odd.fetch(tile + 528, scale + 528, x + stride);
+    even.add(acc);
+    tile += 2 * 528;
+    scale += 2 * 528;
+    x += 2 * stride;
+    if (n > 2) even.fetch(tile, scale, x);
     odd.add(acc);
   }
   if (n > 0) even.add(acc);
@@ -179,8 +222,11 @@ __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, 
   const int lane = static_cast<int>(threadIdx.x) & 31;
   if constexpr (FORMAT >= 0) format = static_cast<Format>(FORMAT);
   const int planes = format == Format::kF32 ? 3 : 1;
-  const int tile_bytes = format == Format::kMXFP4 ? 544 : is_e4m3(format) ? 512 : 1024;
-  float fp4[4] = {};
+  const int tile_bytes = format == Format::kMXFP4   ? 544
+                         : format == Format::kMXFP8 ? 528
+                         : is_e4m3(format)          ? 512
+                                                    : 1024;
+  float scaled[4] = {};
   float acc[2][4] = {};
   const int tile = kFixedBytes + first * tile_bytes + lane * 16;
   while (true) {
@@ -197,8 +243,11 @@ __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, 
     const int n = min(tiles, chunk_tiles);
     const int at = tile + slot * kSlotBytes;
     if (format == Format::kMXFP4) {
-      tiles_mxfp4(at, at + 512 - lane * 16 + (lane >> 2) * 4, x.offset, x.stride, n, fp4);
+      tiles_mxfp4(at, at + 512 - lane * 16 + (lane >> 2) * 4, x.offset, x.stride, n, scaled);
       x.offset += 2 * n * x.stride;
+    } else if (format == Format::kMXFP8) {
+      tiles_mxfp8(at, at + 512 - lane * 16 + (lane >> 2) * 2, x.offset, x.stride, n, scaled);
+      x.offset += n * x.stride;
     } else if (format == Format::kE4M3Half) {
       tiles_e4m3<true>(at, x.offset, x.stride, n, acc);
       x.offset += n * x.stride;
@@ -217,7 +266,12 @@ __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, 
     wrap_slot(s.params.slots, slot, wraps);
   }
   if (format == Format::kMXFP4) {
-    return {fp4[0] * kPostE2M1, fp4[1] * kPostE2M1, fp4[2] * kPostE2M1, fp4[3] * kPostE2M1};
+    return {scaled[0] * kPostE2M1, scaled[1] * kPostE2M1, scaled[2] * kPostE2M1,
+            scaled[3] * kPostE2M1};
+  }
+  if (format == Format::kMXFP8) {
+    return {scaled[0] * kPostE4M3, scaled[1] * kPostE4M3, scaled[2] * kPostE4M3,
+            scaled[3] * kPostE4M3};
   }
   const float post = format == Format::kE4M3Half ? inverse_power(x_scale)
                      : format == Format::kE4M3   ? kPostE4M3
