@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/speculation_output.h"
 #include "engine/draft_model.h"
 #include "engine/eval.h"
 #include "engine/model_loader.h"
@@ -58,24 +59,6 @@ void print(const engine::EvalTask& t) {
     std::printf("%-28s %6lld  perplexity %.4f  [%.4f, %.4f] over %lld tokens\n", t.name.c_str(),
                 static_cast<long long>(t.texts), t.perplexity, t.perplexity_interval.low,
                 t.perplexity_interval.high, static_cast<long long>(t.predicted_tokens));
-}
-
-// The target's own token included.
-double tokens_a_step(const engine::SpeculationStats& s) {
-  return 1 + static_cast<double>(s.accepted) / static_cast<double>(s.steps);
-}
-
-nlohmann::json to_json(const engine::SpeculationStats& s, const std::string& draft) {
-  nlohmann::json positions = nlohmann::json::array();
-  for (std::int64_t i = 0; i < s.tokens; ++i)
-    positions.push_back(s.accepted_at[static_cast<std::size_t>(i)]);
-  return {{"draft", draft},
-          {"num_speculative_tokens", s.tokens},
-          {"steps_of_sequences", s.steps},
-          {"guesses", s.guesses},
-          {"accepted", s.accepted},
-          {"accepted_at", positions},
-          {"tokens_per_step", tokens_a_step(s)}};
 }
 
 Status run_eval(const EvalFlags& flags) {
@@ -166,7 +149,8 @@ Status run_eval(const EvalFlags& flags) {
                         {"seconds", report.seconds},
                         {"tasks", tasks},
                         {"misses", misses}};
-  if (report.speculation.steps > 0) out["speculation"] = to_json(report.speculation, draft->folder);
+  if (report.speculation.steps > 0)
+    out["speculation"] = speculation_json(report.speculation, draft->folder);
   std::printf("%s\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   return ok_status();
 }

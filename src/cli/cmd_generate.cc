@@ -11,27 +11,31 @@
 #include "cli/command.h"
 #include "cli/generate_output.h"
 #include "cli/progress.h"
+#include "cli/speculation_output.h"
+#include "engine/draft_model.h"
+#include "engine/embedded_model.h"
 #include "engine/generator.h"
 #include "engine/memory_check.h"
 #include "engine/model_loader.h"
 #include "engine/native_run.h"
 #include "engine/prompt.h"
 #include "engine/run_report.h"
+#include "engine/speculative_generate.h"
 #include "text/chat_check.h"
 
 namespace monolayer::cli {
 namespace {
 
 struct GenerateFlags {
-  std::string model, prompt, prompt_file, messages_file, thinking;
-  std::int64_t max_tokens = 512, max_model_len = 0, top_k = 0, prefill_chunk = 512;
+  std::string model, prompt, prompt_file, messages_file, thinking, draft;
+  std::int64_t max_tokens = 512, max_model_len = 0, top_k = 0, prefill_chunk = 512, guesses = 0;
   double temperature = 0, top_p = 1;
   std::uint64_t seed = 0;
   bool raw = false, special = false, json = false, quiet = false, verbose = false;
   RunFlags run;
   // Whether the flag was given: defaults come from the model's generation_config.json.
   CLI::Option *prompt_set = nullptr, *temperature_set = nullptr, *top_p_set = nullptr,
-              *top_k_set = nullptr, *seed_set = nullptr;
+              *top_k_set = nullptr, *seed_set = nullptr, *guesses_set = nullptr;
 };
 
 Result<engine::PromptRequest> prompt_request(const GenerateFlags& flags) {
@@ -103,6 +107,21 @@ Result<std::int64_t> context_tokens(const GenerateFlags& flags, const m3::ModelC
   return prompt_tokens + std::min(flags.max_tokens, limit - prompt_tokens);
 }
 
+// What speculates, if anything: the named draft, or the embedded model's own where guesses are
+// asked for.
+Result<std::unique_ptr<engine::OpenDraft>> open_draft(const GenerateFlags& flags,
+                                                      const m3::ModelConfig& config) {
+  const bool asked = flags.guesses_set->count() > 0;
+  std::string draft = flags.draft;
+  if (asked && flags.guesses > 0 && draft.empty()) {
+    if (!flags.model.empty())
+      return Status(Code::kInvalidArgument, "--num-speculative-tokens", "needs --draft-model");
+    ML_ASSIGN_OR_RETURN(draft, engine::embedded_draft_folder());
+  }
+  if (draft.empty() || (asked && flags.guesses == 0)) return std::unique_ptr<engine::OpenDraft>();
+  return engine::open_draft(draft, config);
+}
+
 Status run_generate(const GenerateFlags& flags) {
   ML_RETURN_IF_ERROR(flags.run.check());
   ML_RETURN_IF_ERROR(engine::cache_options(flags.run.cache_types, flags.run.backend).status());
@@ -128,11 +147,22 @@ Status run_generate(const GenerateFlags& flags) {
   run_options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
   run_options.context_flag =
       flags.max_model_len > 0 ? "--max-model-len" : "prompt and --max-tokens";
+  ML_ASSIGN_OR_RETURN(const auto draft, open_draft(flags, model->config));
+  if (draft != nullptr) {
+    run_options.draft_bytes = static_cast<std::int64_t>(draft->checkpoint.file_bytes());
+    run_options.draft_block_bytes = draft->host_block_bytes(model->config, run_options.backend);
+  }
   Progress progress("loading", flags.quiet);
   run_options.progress = [&](const ReadProgress& p) {
     progress.update(p.bytes_done, p.bytes_total);
   };
   ML_ASSIGN_OR_RETURN(auto run, engine::NativeRun::load(*model, run_options));
+  std::unique_ptr<engine::DraftRun> draft_run;
+  if (draft != nullptr) {
+    engine::SpeculationOptions speculation;
+    speculation.tokens = flags.guesses_set->count() > 0 ? flags.guesses : 1;
+    ML_ASSIGN_OR_RETURN(draft_run, engine::DraftRun::load(*draft, *model, *run, speculation));
+  }
   progress.finish();
   if (flags.verbose) {
     print_configuration(
@@ -152,18 +182,29 @@ Status run_generate(const GenerateFlags& flags) {
          {"top_p", options.sampling.top_p},
          {"top_k", options.sampling.top_k},
          {"seed", options.sampling.seed},
+         {"draft_model", draft == nullptr ? "" : draft->folder},
+         {"num_speculative_tokens", draft_run == nullptr ? 0 : draft_run->speculator().tokens()},
          {"thinking", flags.thinking.empty() ? "template" : flags.thinking},
          {"stop_ids", options.stop_ids}});
     std::fprintf(stderr, "threads: %s\n", std::string(run->team().describe()).c_str());
   }
 
   ReplyPrinter printer(text, prompt, flags.json);
-  options.still_valid = [&] { return model->checkpoint.verify_unchanged(); };
+  options.still_valid = [&model = model, &draft = draft] {
+    ML_RETURN_IF_ERROR(model->checkpoint.verify_unchanged());
+    return draft == nullptr ? ok_status() : draft->checkpoint.verify_unchanged();
+  };
+  const auto show = [&](std::int32_t id) { return printer.token(id); };
   engine::Generator generator(model->config, run->native(), run->pool());
-  ML_ASSIGN_OR_RETURN(
-      const engine::GenerateReport report,
-      generator.generate(prompt.ids, options, [&](std::int32_t id) { return printer.token(id); }));
+  ML_ASSIGN_OR_RETURN(const engine::GenerateReport report,
+                      draft_run == nullptr
+                          ? generator.generate(prompt.ids, options, show)
+                          : engine::generate_speculating(*model, text.tokenizer(), *run, *draft_run,
+                                                         prompt.ids, options, show));
   printer.finish();
+  engine::SpeculationStats speculation;
+  if (draft_run != nullptr) speculation = draft_run->speculator().stats();
+  draft_run.reset();  // borrows what the report takes
   if (flags.quiet && !flags.json) return ok_status();
   engine::RunReport summary = engine::run_report(std::move(model), std::move(run), report);
   summary.requested_path = flags.run.path;
@@ -174,11 +215,14 @@ Status run_generate(const GenerateFlags& flags) {
     printer.add_to(json);
     json["seed"] = options.sampling.seed;
     json["temperature"] = options.sampling.temperature;
+    if (speculation.steps > 0) json["speculation"] = speculation_json(speculation, draft->folder);
     std::printf("%s\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
     return ok_status();
   }
   std::fflush(stdout);
   std::fputs(engine::run_report_text(summary).c_str(), stderr);
+  if (speculation.steps > 0)
+    std::fprintf(stderr, "speculation: %.3f tokens a step\n", tokens_a_step(speculation));
   return ok_status();
 }
 
@@ -209,6 +253,10 @@ void add_generate(Program& program) {
            "Whether the model thinks first");
   f.integer(app, "--max-model-len", flags->max_model_len, 1, std::int64_t{1} << 40,
             "Context the caches are made for; what the prompt needs if left out");
+  f.folder(app, "--draft-model", flags->draft, "EAGLE3 draft to speculate with; none if left out");
+  flags->guesses_set =
+      f.integer(app, "--num-speculative-tokens", flags->guesses, 0, m3::kMostDrafts,
+                "Guesses of a step, 1 with a draft if left out; 0 loads no draft");
   f.integer(app, "--prefill-chunk", flags->prefill_chunk, 1, std::int64_t{1} << 20,
             "Prompt tokens of one step; changes speed, never the text");
   flags->run.add(f, app, {"auto", "native", "mono"});

@@ -284,11 +284,12 @@ Status Speculator::prepare_for(std::int64_t rows, std::int64_t sequences) {
 }
 
 void Speculator::poison(std::int32_t block) {
+  const auto n = static_cast<std::size_t>(config_.hidden_size);
+  std::memset(&boundaries_[static_cast<std::size_t>(block) * n], 0xff, n * 2);
+  if (!pool_.has_memory()) return;  // a device's entries
   const cpu::LayerCache& layer = pool_.layer(0);
   std::memset(layer.k + block * layer.page_bytes, 0xff, static_cast<std::size_t>(layer.page_bytes));
   std::memset(layer.v + block * layer.page_bytes, 0xff, static_cast<std::size_t>(layer.page_bytes));
-  const auto n = static_cast<std::size_t>(config_.hidden_size);
-  std::memset(&boundaries_[static_cast<std::size_t>(block) * n], 0xff, n * 2);
 }
 
 }  // namespace monolayer::engine

@@ -52,6 +52,38 @@ TEST(Generate, ASeedDecidesTheText) {
   EXPECT_NE(first, sample("6"));
 }
 
+TEST(Generate, ADraftChangesSpeedNeverTheText) {
+  const std::vector<std::vector<std::string>> runs{
+      {"--prompt", "What is 3 plus 4?", "--temperature", "0"},  // ends by itself
+      {"--prompt", "Count to ten.", "--temperature", "1", "--seed", "7", "--max-tokens", "30"},
+      {"--raw", "--prompt", "The weather", "--temperature", "4", "--seed", "5", "--max-tokens",
+       "9"},
+      {"--prompt", "Hello, who are you?", "--max-tokens", "1"}};
+  const std::string draft = std::string(MONOLAYER_SOURCE_DIR) + "/assets/nano_eagle3";
+  for (const auto& run : runs) {
+    const Json plain = generate_json(run);
+    for (const char* guesses : {"1", "3", "7"}) {
+      const Json got =
+          generate_json(with(run, {"--draft-model", draft, "--num-speculative-tokens", guesses}));
+      EXPECT_EQ(got["token_ids"], plain["token_ids"]) << run[1] << ", " << guesses;
+      EXPECT_EQ(got["content"], plain["content"]);
+      EXPECT_EQ(got["finish_reason"], plain["finish_reason"]);
+      EXPECT_EQ(got["generated_tokens"], plain["generated_tokens"]);
+      if (plain["token_ids"].size() > 4) {
+        EXPECT_GE(got["speculation"]["tokens_per_step"], 1.0);
+      }
+    }
+    EXPECT_FALSE(plain.contains("speculation"));
+  }
+  const Json none =
+      generate_json(with(runs[0], {"--draft-model", draft, "--num-speculative-tokens", "0"}));
+  EXPECT_FALSE(none.contains("speculation"));
+  const Outcome refused =
+      run_cli({"generate", "--model", kNano, "--prompt", "x", "--num-speculative-tokens", "3"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("needs --draft-model"), std::string::npos) << refused.err;
+}
+
 TEST(Generate, StreamsTheTextThatJsonHolds) {
   const std::vector<std::string> base{"--prompt",   "What is 3 plus 4?", "--temperature",
                                       "0",          "--max-tokens",      "24",
