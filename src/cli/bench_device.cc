@@ -14,13 +14,14 @@ nlohmann::json to_json(const cuda::BenchResult& r) {
     json["skipped"] = r.skipped;
     return json;
   }
-  const auto path = [&](double seconds, double best, double wall) {
+  const auto path = [&](double seconds, double best, double wall, double logits) {
     nlohmann::json p = {{"us", seconds * 1e6},
                         {"us_a_layer", seconds * 1e6 / static_cast<double>(r.layers)},
                         {"best_us", best * 1e6},
                         {"gb_s", r.rate(seconds) / 1e9},
                         {"share_of_stream", r.rate(seconds) / r.stream_bytes_per_second}};
     if (wall > 0) p["host_us"] = wall * 1e6;
+    if (logits > 0) p["host_logits_us"] = logits * 1e6;
     return p;
   };
   json.update({{"experts_a_layer", r.experts},
@@ -28,8 +29,10 @@ nlohmann::json to_json(const cuda::BenchResult& r) {
                {"stream_gb_s", r.stream_bytes_per_second / 1e9},
                {"same_bits", r.same_bits}});
   if (r.native_seconds > 0)
-    json["native"] = path(r.native_seconds, r.native_best, r.native_wall_seconds);
-  if (r.mono_seconds > 0) json["mono"] = path(r.mono_seconds, r.mono_best, r.mono_wall_seconds);
+    json["native"] =
+        path(r.native_seconds, r.native_best, r.native_wall_seconds, r.native_logits_seconds);
+  if (r.mono_seconds > 0)
+    json["mono"] = path(r.mono_seconds, r.mono_best, r.mono_wall_seconds, r.mono_logits_seconds);
   if (r.native_seconds > 0 && r.mono_seconds > 0)
     json["native_over_mono"] = r.native_seconds / r.mono_seconds;
   return json;

@@ -13,6 +13,12 @@ bool contains(const std::vector<std::int32_t>& ids, std::int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
+// Whether the likeliest token is all that the next ones of this request take.
+bool is_greedy(const Request& r, std::int64_t generated) {
+  return r.sampling.temperature == 0 && r.rules.empty() && r.logprobs < 0 &&
+         r.prompt_logprobs < 0 && r.max_tokens > 0 && generated >= r.min_tokens;
+}
+
 std::int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
 }  // namespace
@@ -265,16 +271,20 @@ std::optional<FinishReason> Engine::draw(std::size_t item_index, std::int64_t ro
                                          RequestOutput& output, std::optional<std::int32_t> given) {
   const Request& request = live.request;
   Sequence& sequence = live.sequence;
-  const std::span<const float> raw = runner_.logits(item_index, row);
   if (request.max_tokens == 0) return FinishReason::kLength;
+  const std::span<const float> raw = runner_.logits(item_index, row);
+  const std::optional<std::int32_t> chosen = runner_.greedy_id(item_index, row);
   const std::int64_t position = sequence.size();
-  if (Status status = check_finite(raw, position); !status.ok()) {
-    output.error = std::move(status);
+  Status numbers = chosen ? ok_status() : check_finite(raw, position);
+  if (!numbers.ok()) {
+    output.error = std::move(numbers);
     return FinishReason::kError;
   }
   const bool held = sequence.generated() < request.min_tokens;
   std::int32_t id = 0;
-  if (given && !(held && contains(live.held_ids, *given))) {
+  if (chosen) {
+    id = given.value_or(*chosen);
+  } else if (given && !(held && contains(live.held_ids, *given))) {
     id = *given;
   } else if (request.rules.empty() && !held) {
     id = sample_finite(raw, request.sampling, position);
@@ -384,6 +394,10 @@ void Engine::run_step(std::vector<RequestOutput>& outputs) {
       counters_.prefix_queries += item.sequence->prompt_tokens;
       counters_.prefix_hits += item.sequence->cached_tokens;
     }
+  }
+  for (ScheduledSequence& item : step.sequences) {
+    const Live& live = *live_.at(item.sequence->id);
+    item.greedy = item.samples && is_greedy(live.request, item.sequence->generated());
   }
   const std::vector<Status> statuses = runner_.run(step);
   if (speculator != nullptr) speculator->observe(step, statuses, runner_.kept(), blocks_);

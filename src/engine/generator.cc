@@ -42,7 +42,7 @@ Status Generator::check(std::span<const std::int32_t> prompt, const GenerateOpti
   return ok_status();
 }
 
-Status Generator::step(std::span<const std::int32_t> tokens, std::int64_t start, bool want_logits,
+Status Generator::step(std::span<const std::int32_t> tokens, std::int64_t start, bool wanted,
                        const GenerateOptions& options, cpu::Traffic& traffic) {
   const std::int64_t end = start + static_cast<std::int64_t>(tokens.size());
   const std::int64_t needed = (end + m3::kPageTokens - 1) / m3::kPageTokens;
@@ -54,7 +54,8 @@ Status Generator::step(std::span<const std::int32_t> tokens, std::int64_t start,
   sequence.tokens = tokens;
   sequence.start = start;
   sequence.pages = table_;
-  sequence.logit_rows = want_logits ? 1 : 0;
+  sequence.logit_rows = wanted ? 1 : 0;
+  sequence.greedy = options.sampling.temperature == 0;
   ML_RETURN_IF_ERROR(native_.step({&sequence, 1}, pool_, logits_, nullptr));
   add(traffic, native_.last_traffic());
   return options.still_valid ? options.still_valid() : ok_status();
@@ -78,7 +79,12 @@ Result<GenerateReport> Generator::run(std::span<const std::int32_t> prompt,
   const auto decode_start = Clock::now();
   std::int64_t length = report.prompt_tokens;
   while (true) {
-    ML_ASSIGN_OR_RETURN(const std::int32_t id, sample_token(logits_, options.sampling, length));
+    std::int32_t id = 0;
+    if (options.sampling.temperature == 0) {
+      id = native_.greedy_ids().front();
+    } else {
+      ML_ASSIGN_OR_RETURN(id, sample_token(logits_, options.sampling, length));
+    }
     if (std::find(options.stop_ids.begin(), options.stop_ids.end(), id) != options.stop_ids.end()) {
       report.finish = Finish::kStop;
       break;

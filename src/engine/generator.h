@@ -58,7 +58,8 @@ class Generator {
  private:
   Status check(std::span<const std::int32_t> prompt, const GenerateOptions& options,
                std::int64_t limit) const;
-  Status step(std::span<const std::int32_t> tokens, std::int64_t start, bool want_logits,
+  // `wanted`: the last row gives the next token.
+  Status step(std::span<const std::int32_t> tokens, std::int64_t start, bool wanted,
               const GenerateOptions& options, cpu::Traffic& traffic);
   Result<GenerateReport> run(std::span<const std::int32_t> prompt, const GenerateOptions& options,
                              std::int64_t limit, const TokenCallback& on_token);

@@ -54,9 +54,10 @@ namespace {
 Result<std::unique_ptr<cpu::Native>> cuda_native(const m3::ModelConfig& config,
                                                  const m3::ModelWeights& weights,
                                                  const NativeRunOptions& options,
-                                                 cpu::StepJudge& policy) {
+                                                 cpu::ThreadTeam& team, cpu::StepJudge& policy) {
   cuda::NativeOptions native;
   native.policy = &policy;
+  native.team = &team;
   return cuda::create_ranks(config, weights, options.ranks, native);
 }
 std::span<const cpu::FusedSpan> measured(const m3::ModelConfig& config,
@@ -71,6 +72,7 @@ std::span<const cpu::FusedSpan> measured(const m3::ModelConfig& config,
 Result<std::unique_ptr<cpu::Native>> cuda_native(const m3::ModelConfig& /*config*/,
                                                  const m3::ModelWeights& /*weights*/,
                                                  const NativeRunOptions& /*options*/,
+                                                 cpu::ThreadTeam& /*team*/,
                                                  cpu::StepJudge& /*policy*/) {
   return no_cuda();
 }
@@ -135,8 +137,8 @@ Result<std::unique_ptr<NativeRun>> NativeRun::load(const OpenModel& model,
   chain.fused = true;  // whether a step is, the policy says; it also counts those that are not
   chain.policy = run->policy_.get();
   if (options.backend == "cuda") {
-    ML_ASSIGN_OR_RETURN(run->native_,
-                        cuda_native(model.config, run->weights_, options, *run->policy_));
+    ML_ASSIGN_OR_RETURN(run->native_, cuda_native(model.config, run->weights_, options, *run->team_,
+                                                  *run->policy_));
   } else if (options.processes != nullptr) {
     ML_ASSIGN_OR_RETURN(run->native_, options.processes->join(run->weights_, *run->policy_));
   } else if (options.ranks > 1) {

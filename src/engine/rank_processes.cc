@@ -69,6 +69,7 @@ Message step_message(Order order, std::span<const cpu::StepSequence> sequences) 
   for (const cpu::StepSequence& s : sequences) {
     m.push_back(s.start);
     m.push_back(s.logit_rows);
+    m.push_back(s.greedy ? 1 : 0);
     m.push_back(static_cast<std::int64_t>(s.tokens.size()));
     m.insert(m.end(), s.tokens.begin(), s.tokens.end());
     m.push_back(static_cast<std::int64_t>(s.pages.size()));
@@ -104,6 +105,7 @@ struct Received {
       cpu::StepSequence s;
       s.start = next();
       s.logit_rows = next();
+      s.greedy = next() != 0;
       s.tokens = list();
       s.pages = list();
       sequences.push_back(s);
@@ -357,6 +359,7 @@ class RankZero final : public cpu::Native {
     return rank_.native->capture(layers);
   }
   std::span<const float> captured() const override { return rank_.native->captured(); }
+  std::span<const std::int32_t> greedy_ids() const override { return rank_.native->greedy_ids(); }
   // Of this rank's share.
   const cpu::Traffic& last_traffic() const override { return rank_.native->last_traffic(); }
   const cpu::Traffic& total_traffic() const override { return rank_.native->total_traffic(); }

@@ -32,6 +32,7 @@ Status Runner::run_some(std::span<const ScheduledSequence> items, std::vector<fl
     input.start = item.start;
     input.pages = sequence.table.blocks;
     input.logit_rows = item.logit_rows;
+    input.greedy = chosen_by_model(item);
     inputs_.push_back(input);
   }
   return model_.step(inputs_, logits);
@@ -70,21 +71,27 @@ Status Runner::prepare_for(std::int64_t rows, std::int64_t length, std::int64_t 
 
 std::vector<Status> Runner::run(const ScheduledStep& step) {
   std::vector<Status> statuses(step.sequences.size());
-  first_row_.clear();
-  std::int64_t rows = 0;
+  results_.clear();
+  std::int64_t rows = 0, greedy_rows = 0;
   for (const ScheduledSequence& item : step.sequences) {
-    first_row_.push_back(rows);
-    rows += item.logit_rows;
+    const bool greedy = chosen_by_model(item);
+    std::int64_t& count = greedy ? greedy_rows : rows;
+    results_.push_back({greedy, count});
+    count += item.logit_rows;
   }
   const Status status = run_some(step.sequences, logits_);
   kept_ = model_.kept();
-  if (status.ok()) return statuses;
+  if (status.ok()) {
+    greedy_ids_.assign(model_.greedy_ids().begin(), model_.greedy_ids().end());
+    return statuses;
+  }
   if (step.sequences.size() == 1 || stops_engine(status)) {
     for (Status& each : statuses) each = status;
     return statuses;
   }
   // Writing the same cache entries again changes nothing, so a second try is safe.
   logits_.assign(static_cast<std::size_t>(rows * model_.vocab_size()), 0.0F);
+  greedy_ids_.assign(static_cast<std::size_t>(greedy_rows), 0);
   kept_alone_.clear();
   std::size_t row_size = 0;                                // floats kept of a row
   std::vector<std::size_t> before(step.sequences.size());  // rows of the sequences before
@@ -94,8 +101,14 @@ std::vector<Status> Runner::run(const ScheduledStep& step) {
   for (std::size_t i = 0; i < step.sequences.size(); ++i) {
     statuses[i] = run_some(std::span(step.sequences).subspan(i, 1), alone_);
     if (!statuses[i].ok()) continue;
-    const auto at = static_cast<std::ptrdiff_t>(first_row_[i] * model_.vocab_size());
-    std::copy(alone_.begin(), alone_.end(), logits_.begin() + at);
+    const Results& results = results_[i];
+    if (results.greedy) {
+      const auto ids = model_.greedy_ids();
+      std::copy(ids.begin(), ids.end(), greedy_ids_.begin() + results.first);
+    } else {
+      std::copy(alone_.begin(), alone_.end(),
+                logits_.begin() + results.first * model_.vocab_size());
+    }
     const std::span<const float> kept = model_.kept();
     row_size = kept.size() / static_cast<std::size_t>(step.sequences[i].count);
     kept_alone_.resize(all * row_size);
@@ -107,9 +120,16 @@ std::vector<Status> Runner::run(const ScheduledStep& step) {
 }
 
 std::span<const float> Runner::logits(std::size_t sequence, std::int64_t row) const {
+  const Results& results = results_[sequence];
+  if (results.greedy) return {};
   const auto vocab = static_cast<std::size_t>(model_.vocab_size());
-  return std::span(logits_).subspan(static_cast<std::size_t>(first_row_[sequence] + row) * vocab,
-                                    vocab);
+  return std::span(logits_).subspan(static_cast<std::size_t>(results.first + row) * vocab, vocab);
+}
+
+std::optional<std::int32_t> Runner::greedy_id(std::size_t sequence, std::int64_t row) const {
+  const Results& results = results_[sequence];
+  if (!results.greedy) return std::nullopt;
+  return greedy_ids_[static_cast<std::size_t>(results.first + row)];
 }
 
 }  // namespace monolayer::engine

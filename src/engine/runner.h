@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,8 +26,10 @@ class Runner {
   // Status of each sequence of the step. When a step of several fails, each is run alone, so that
   // one that cannot be computed fails alone, unless its error stops the engine.
   std::vector<Status> run(const ScheduledStep& step);
-  // Logits of sequence i's logit row r of the last step.
+  // Of the last step: logits of sequence i's logit row r, none where the model chose itself.
   std::span<const float> logits(std::size_t sequence, std::int64_t row) const;
+  // Which token that was, or nothing.
+  std::optional<std::int32_t> greedy_id(std::size_t sequence, std::int64_t row) const;
   // StepModel::kept() of all rows of the last step, zeros for sequences that failed.
   std::span<const float> kept() const { return kept_; }
 
@@ -39,8 +42,18 @@ class Runner {
   std::vector<std::vector<std::int32_t>> guessed_;  // tokens of items with guesses
   std::span<const float> kept_;
   std::vector<float> kept_alone_;
+  // Whether the model itself chooses the tokens of an item.
+  bool chosen_by_model(const ScheduledSequence& item) const {
+    return item.greedy && model_.chooses_greedily();
+  }
+
   std::vector<float> logits_, alone_;
-  std::vector<std::int64_t> first_row_;
+  std::vector<std::int32_t> greedy_ids_;
+  struct Results {
+    bool greedy = false;
+    std::int64_t first = 0;  // of logits_, or of greedy_ids_
+  };
+  std::vector<Results> results_;  // of each sequence
 };
 
 }  // namespace monolayer::engine

@@ -26,6 +26,7 @@ struct ScheduledSequence {
   std::int64_t start = 0, count = 0;
   std::int64_t logit_rows = 0;       // the last ones
   bool samples = false;              // the last row gives the next token
+  bool greedy = false;               // the likeliest token of each of those rows is all it takes
   std::int64_t wanted_drafts = 0;    // guesses there is room for, counted in `count`
   std::vector<std::int32_t> drafts;  // guesses made, after the sequence's last token
 };

@@ -19,8 +19,13 @@ class StepModel {
  public:
   virtual ~StepModel() = default;
   // As cpu::Native::step(): writes the rows' cache entries, returns the logits of each sequence's
-  // last logit_rows rows, in order. Nothing is written when the step is refused.
+  // last logit_rows rows, in order, greedy sequences left out. Nothing is written when the step is
+  // refused.
   virtual Status step(std::span<const cpu::StepSequence> sequences, std::vector<float>& logits) = 0;
+  // Whether it can choose the likeliest tokens itself: cpu::StepSequence::greedy may be set then.
+  virtual bool chooses_greedily() const { return false; }
+  // As cpu::Native::greedy_ids().
+  virtual std::span<const std::int32_t> greedy_ids() const { return {}; }
   // As cpu::Native::prepare_for().
   virtual Status prepare_for(std::span<const cpu::StepSequence> /*largest*/) { return {}; }
   virtual std::int64_t vocab_size() const = 0;
@@ -48,6 +53,8 @@ class NativeModel : public StepModel {
   Status prepare_for(std::span<const cpu::StepSequence> largest) override {
     return native_.prepare_for(largest, pool_);
   }
+  bool chooses_greedily() const override { return true; }
+  std::span<const std::int32_t> greedy_ids() const override { return native_.greedy_ids(); }
   std::int64_t vocab_size() const override { return config_.vocab_size; }
   std::int64_t blocks() const override { return pool_.pages(); }
   std::span<const float> kept() const override { return native_.captured(); }

@@ -11,6 +11,7 @@ monolayer_test(backend_cpu_native_followed SOURCES native_followed_test.cc DEPS 
 monolayer_test(backend_cpu_native_faults SOURCES native_faults_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_native_step SOURCES native_step_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_native_traffic SOURCES native_traffic_test.cc DEPS backend_cpu_testing)
+monolayer_test(backend_cpu_greedy SOURCES greedy_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_cache SOURCES cache_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_native_tp SOURCES native_tp_test.cc DEPS backend_cpu_testing)
 monolayer_test(backend_cpu_mono_exact SOURCES mono_exact_test.cc DEPS backend_cpu_testing)

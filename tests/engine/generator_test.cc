@@ -47,13 +47,18 @@ class Counter : public cpu::Native {
     steps.push_back(static_cast<std::int64_t>(s.tokens.size()));
     if (fail_at == static_cast<std::int64_t>(steps.size()))
       return {Code::kInternal, "step", "failed on purpose"};
-    if (s.logit_rows > 0) {
+    logits.clear();
+    ids.clear();
+    const auto next = static_cast<std::int32_t>((s.tokens.back() + 1) % kVocab);
+    if (s.logit_rows > 0 && s.greedy) ids = {next};
+    if (s.logit_rows > 0 && !s.greedy) {
       logits.assign(kVocab, 0.0F);
-      logits[static_cast<std::size_t>((s.tokens.back() + 1) % kVocab)] = 1;
+      logits[static_cast<std::size_t>(next)] = 1;
     }
     traffic.weights = 100;
     return ok_status();
   }
+  std::span<const std::int32_t> greedy_ids() const override { return ids; }
   const cpu::Traffic& last_traffic() const override { return traffic; }
   const cpu::Traffic& total_traffic() const override { return traffic; }
   void restart() {
@@ -63,7 +68,7 @@ class Counter : public cpu::Native {
   }
 
   std::int64_t length = 0, fail_at = 0;
-  std::vector<std::int32_t> seen;
+  std::vector<std::int32_t> seen, ids;
   std::vector<std::int64_t> steps;
   cpu::Traffic traffic;
 };

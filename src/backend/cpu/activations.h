@@ -44,7 +44,8 @@ struct Activations {
 // What one worker needs for itself.
 struct WorkerScratch {
   Buffer<float> floats;
-  std::vector<std::int32_t> ids;  // of blocks; capacity reserved before use
+  std::vector<std::int32_t> ids;         // of blocks; capacity reserved before use
+  std::vector<std::uint64_t> likeliest;  // of this worker's part of the vocabulary, a key a row
   Traffic traffic;
 };
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "backend/cpu/head.h"
+#include "backend/cpu/likeliest.h"
 #include "backend/cpu/mono_chain.h"
 #include "backend/cpu/native_chain.h"
 #include "backend/cpu/rank_slice.h"
@@ -115,7 +116,9 @@ Status NativeChain::step(std::span<const StepSequence> sequences, CachePool& cac
     ML_RETURN_IF_ERROR(plan_.build(sequences, config_, cache));
     const StepContext step{config_, tiles_,    plan_,           cache.caches(),
                            act_,    row_tile_, kParts / ranks()};
-    logits.resize(static_cast<std::size_t>(plan_.logit_rows() * config_.vocab_size));
+    logits.resize(static_cast<std::size_t>(plan_.full_rows() * config_.vocab_size));
+    likeliest_.clear();
+    greedy_ids_.clear();
     for (WorkerScratch& scratch : scratch_) scratch.traffic = {};
     ML_RETURN_IF_ERROR(run(step, logits, sink));
   } catch (const std::bad_alloc&) {
@@ -126,12 +129,22 @@ Status NativeChain::step(std::span<const StepSequence> sequences, CachePool& cac
   for (const WorkerScratch& scratch : scratch_) add(scratch.traffic, last_);
   add(last_, total_);
 
+  return check_results(logits);
+}
+
+Status NativeChain::check_results(const std::vector<float>& logits) const {
+  const auto refuse = [](const PlannedRow& row, std::int64_t token) -> Status {
+    return {Code::kInternal, "logits",
+            "not finite at position " + std::to_string(row.position) + " of sequence " +
+                std::to_string(row.sequence) + ", token " + std::to_string(token)};
+  };
+  for (std::size_t i = 0; i < likeliest_.size(); ++i) {
+    if (!likeliest_is_finite(likeliest_[i]))
+      return refuse(plan_.row_of_result(static_cast<std::int64_t>(i), true), greedy_ids_[i]);
+  }
   const std::int64_t bad = first_non_finite(logits, {0, static_cast<std::int64_t>(logits.size())});
   if (bad < 0) return {};
-  const PlannedRow& row = plan_.row(plan_.logit_row(bad / config_.vocab_size));
-  return {Code::kInternal, "logits",
-          "not finite at position " + std::to_string(row.position) + " of sequence " +
-              std::to_string(row.sequence) + ", token " + std::to_string(bad % config_.vocab_size)};
+  return refuse(plan_.row_of_result(bad / config_.vocab_size, false), bad % config_.vocab_size);
 }
 
 }  // namespace monolayer::cpu

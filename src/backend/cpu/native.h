@@ -34,7 +34,8 @@ struct StepSequence {
   std::span<const std::int32_t> tokens;  // at positions start, start + 1, ...
   std::int64_t start = 0;                // tokens already in the cache
   std::span<const std::int32_t> pages;   // block table: page of position p is pages[p / 128]
-  std::int64_t logit_rows = 1;           // logits of the last n rows (0: none)
+  std::int64_t logit_rows = 1;           // results of the last n rows (0: none)
+  bool greedy = false;  // those are their likeliest tokens (Native::greedy_ids()), not their logits
 };
 
 // Bytes that had to move, counted where they are read or written; the currency of the benches.
@@ -135,12 +136,17 @@ class Native {
   virtual ~Native() = default;
 
   // Runs one step: writes the rows' cache entries, then returns logits [sum of logit_rows, vocab]
-  // in `logits`. Everything is validated before the first cache byte is written: token ids,
-  // positions, table length, page ids within the pool. A row's bits depend neither on the other
-  // rows, nor on the chunking, nor on the number of threads. Non-finite logits are kInternal
-  // errors. `sink` may be null; sinks see rows of all sequences (use one sequence when tracing).
+  // in `logits`, greedy sequences left out. Everything is validated before the first cache byte is
+  // written: token ids, positions, table length, page ids within the pool. A row's bits depend
+  // neither on the other rows, nor on the chunking, nor on the number of threads. Non-finite logits
+  // are kInternal errors. `sink` may be null; sinks see rows of all sequences (use one sequence
+  // when tracing).
   virtual Status step(std::span<const StepSequence> sequences, CachePool& cache,
                       std::vector<float>& logits, m3::TraceSink* sink) = 0;
+
+  // Of the last step: the likeliest token of each result row of its greedy sequences, in order; the
+  // lowest id among equal logits.
+  virtual std::span<const std::int32_t> greedy_ids() const = 0;
 
   // Makes the memory of steps like this one: as many rows, as long a context, logits of as many
   // rows. Smaller steps then take no memory that is not returned at their end. Checked like a step;

@@ -4,6 +4,7 @@
 
 #include "backend/cpu/head.h"
 #include "backend/cpu/index_select.h"
+#include "backend/cpu/likeliest.h"
 #include "backend/cpu/matmul_rows.h"
 #include "backend/cpu/qkv.h"
 #include "backend/cpu/row_stages.h"
@@ -92,7 +93,11 @@ void NativeChain::reserve_stages(const StepContext& step) {
   act_.gathered[static_cast<std::size_t>(kind)].reserve(logit_rows *
                                                         permuted_size(kind, c.hidden_size));
   kept_.reserve(static_cast<std::size_t>(rows * c.hidden_size) * kept_layers_.size());
-  if (group_ == nullptr) return;
+  for (WorkerScratch& scratch : scratch_)
+    scratch.likeliest.reserve(static_cast<std::size_t>(logit_rows));
+  likeliest_.reserve(static_cast<std::size_t>(logit_rows));
+  greedy_ids_.reserve(static_cast<std::size_t>(logit_rows));
+  if (group_ == nullptr) return all_logits_.reserve(logit_rows * view_.lm_head.rows);
   shard_.reserve(static_cast<std::size_t>(logit_rows * view_.lm_head.rows));
   shards_.reserve(static_cast<std::size_t>(logit_rows * view_.lm_head.rows * ranks()));
 }
@@ -270,6 +275,10 @@ Status NativeChain::head(const StepContext& step, std::vector<float>& logits, m3
   each_share(plan_.logit_rows(),
              [&](Range rows, WorkerScratch&) { gather_logit_rows(step, view_.lm_head, rows); });
   float* shard = logits.data();
+  if (group_ == nullptr && plan_.greedy_rows() > 0) {
+    all_logits_.reserve(plan_.logit_rows() * view_.lm_head.rows);
+    shard = all_logits_.data();
+  }
   if (group_ != nullptr) {
     shard_.resize(static_cast<std::size_t>(plan_.logit_rows() * view_.lm_head.rows));
     shards_.resize(shard_.size() * static_cast<std::size_t>(ranks()));
@@ -280,17 +289,47 @@ Status NativeChain::head(const StepContext& step, std::vector<float>& logits, m3
   each_work(vocabulary, [&](std::int64_t, Range out, WorkerScratch& scratch) {
     head_logits(step, view_.lm_head, out, shard, scratch.traffic);
   });
-  if (group_ == nullptr) return {};
+  if (group_ == nullptr) {
+    if (plan_.greedy_rows() > 0) share_out(shard, logits);
+    return {};
+  }
   ML_RETURN_IF_ERROR(group_->all_gather(std::as_bytes(std::span<const float>(shard_)),
                                         std::as_writable_bytes(std::span<float>(shards_))));
-  for (std::int64_t rank = 0; rank < ranks(); ++rank) {
-    for (std::int64_t i = 0; i < plan_.logit_rows(); ++i) {
-      std::copy_n(shards_.data() + (rank * plan_.logit_rows() + i) * view_.lm_head.rows,
-                  view_.lm_head.rows,
-                  logits.data() + i * config_.vocab_size + rank * view_.lm_head.rows);
-    }
-  }
+  share_out(shards_.data(), logits);
   return {};
+}
+
+void NativeChain::share_out(const float* parts, std::vector<float>& logits) {
+  const std::int64_t rows = plan_.logit_rows(), each = view_.lm_head.rows;
+  const auto part = [&](std::int64_t rank, std::int64_t i) {
+    return parts + (rank * rows + i) * each;
+  };
+  const auto greedy_rows = static_cast<std::size_t>(plan_.greedy_rows());
+  for (WorkerScratch& scratch : scratch_) scratch.likeliest.assign(greedy_rows, 0);
+  each_share(each, [&](Range out, WorkerScratch& scratch) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const std::int64_t place = plan_.result_place(i);
+      for (std::int64_t rank = 0; rank < ranks(); ++rank) {
+        const std::span<const float> values(part(rank, i) + out.begin,
+                                            static_cast<std::size_t>(out.size()));
+        const std::int64_t first = rank * each + out.begin;
+        if (plan_.is_greedy(i)) {
+          std::uint64_t& best = scratch.likeliest[static_cast<std::size_t>(place)];
+          best = std::max(best, likeliest_of(values, first));
+        } else {
+          std::copy(values.begin(), values.end(),
+                    logits.begin() + place * config_.vocab_size + first);
+        }
+      }
+    }
+  });
+  likeliest_.assign(greedy_rows, 0);
+  greedy_ids_.clear();
+  for (std::size_t r = 0; r < greedy_rows; ++r) {
+    for (const WorkerScratch& scratch : scratch_)
+      likeliest_[r] = std::max(likeliest_[r], scratch.likeliest[r]);
+    greedy_ids_.push_back(likeliest_id(likeliest_[r]));
+  }
 }
 
 }  // namespace monolayer::cpu

@@ -28,6 +28,7 @@ class NativeChain : public Native {
   Status step(std::span<const StepSequence> sequences, CachePool& cache, std::vector<float>& logits,
               m3::TraceSink* sink) override;
   Status prepare_for(std::span<const StepSequence> largest, CachePool& cache) override;
+  std::span<const std::int32_t> greedy_ids() const override { return greedy_ids_; }
   const Traffic& last_traffic() const override { return last_; }
   const Traffic& total_traffic() const override { return total_; }
   const PathCounts& paths() const override { return paths_; }
@@ -52,6 +53,9 @@ class NativeChain : public Native {
   Status attend(const StepContext& step, std::int64_t layer);
   Status mlp_block(const StepContext& step, std::int64_t layer, m3::TraceSink* sink);
   Status head(const StepContext& step, std::vector<float>& logits, m3::TraceSink* sink);
+  // Results of the step from logits [vocabulary part][logit row, lm_head.rows], a part a rank.
+  void share_out(const float* parts, std::vector<float>& logits);
+  Status check_results(const std::vector<float>& logits) const;
   Status add_down(const StepContext& step, std::span<const SplitTerm> terms);
   int ranks() const { return group_ == nullptr ? 1 : group_->size(); }
 
@@ -91,7 +95,10 @@ class NativeChain : public Native {
   MlpPlan mlp_;
   std::vector<RoutedExpert> chosen_;  // [rows, experts_per_token]
   std::vector<WorkerScratch> scratch_;
-  std::vector<float> shard_, shards_;  // logits of one rank, and of all
+  std::vector<float> shard_, shards_;     // logits of one rank, and of all
+  Buffer<float> all_logits_;              // of all result rows, in steps where not all are returned
+  std::vector<std::uint64_t> likeliest_;  // keys of greedy rows
+  std::vector<std::int32_t> greedy_ids_;
   Traffic last_, total_;
   PathCounts paths_;
   std::vector<std::int64_t> kept_layers_;

@@ -121,6 +121,9 @@ class Ranked final : public Native {
     }
     return {};
   }
+  std::span<const std::int32_t> greedy_ids() const override {
+    return ranks_[0].native->greedy_ids();
+  }
   const Traffic& last_traffic() const override { return last_; }
   const Traffic& total_traffic() const override { return total_; }
   const PathCounts& paths() const override { return ranks_[0].native->paths(); }

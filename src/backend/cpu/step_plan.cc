@@ -102,6 +102,7 @@ Status StepPlan::build(std::span<const StepSequence> sequences, const m3::ModelC
   rows_.clear();
   sequences_.clear();
   logit_rows_.clear();
+  greedy_rows_ = 0;
   for (std::size_t s = 0; s < sequences.size(); ++s) {
     const StepSequence& in = sequences[s];
     PlannedSequence out;
@@ -113,7 +114,10 @@ Status StepPlan::build(std::span<const StepSequence> sequences, const m3::ModelC
     out.first_logit_row = logit_rows();
     out.logit_rows = in.logit_rows;
     for (std::int64_t i = 0; i < out.rows; ++i) {
-      if (i >= out.rows - out.logit_rows) logit_rows_.push_back(rows());
+      if (i >= out.rows - out.logit_rows) {
+        logit_rows_.push_back({rows(), in.greedy ? greedy_rows() : full_rows(), in.greedy});
+        greedy_rows_ += in.greedy ? 1 : 0;
+      }
       const std::int64_t position = in.start + i;
       const CacheSlot slot{out.pages[static_cast<std::size_t>(position / m3::kPageTokens)],
                            position % m3::kPageTokens};
@@ -123,6 +127,12 @@ Status StepPlan::build(std::span<const StepSequence> sequences, const m3::ModelC
     sequences_.push_back(out);
   }
   return {};
+}
+
+const PlannedRow& StepPlan::row_of_result(std::int64_t place, bool greedy) const {
+  std::int64_t i = 0;
+  while (is_greedy(i) != greedy || result_place(i) != place) ++i;
+  return row(logit_row(i));
 }
 
 std::vector<RowTile> StepPlan::tiles(std::int64_t begin, std::int64_t end,

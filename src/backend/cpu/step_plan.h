@@ -62,15 +62,24 @@ class StepPlan {
   }
   const CacheSlot& main_slot(std::int64_t row_index) const { return row(row_index).main; }
   const CacheSlot& index_slot(std::int64_t row_index) const { return row(row_index).index; }
+  // Rows with a result: their logits or, of greedy sequences, their likeliest tokens.
   std::int64_t logit_rows() const { return static_cast<std::int64_t>(logit_rows_.size()); }
-  // Row of the step behind row i of the logits.
-  std::int64_t logit_row(std::int64_t i) const { return logit_rows_[static_cast<std::size_t>(i)]; }
+  std::int64_t greedy_rows() const { return greedy_rows_; }
+  std::int64_t full_rows() const { return logit_rows() - greedy_rows_; }  // with logits
+  // Row of the step behind result i.
+  std::int64_t logit_row(std::int64_t i) const { return result(i).row; }
+  bool is_greedy(std::int64_t i) const { return result(i).greedy; }
+  // Of result i among those of its kind.
+  std::int64_t result_place(std::int64_t i) const { return result(i).place; }
+  // The row of the step behind row `place` of the logits, or of the likeliest tokens.
+  const PlannedRow& row_of_result(std::int64_t place, bool greedy) const;
 
   // Takes sequences and rows that were checked elsewhere; no logits.
   void assign(std::vector<PlannedSequence> sequences, std::vector<PlannedRow> rows) {
     sequences_ = std::move(sequences);
     rows_ = std::move(rows);
     logit_rows_.clear();
+    greedy_rows_ = 0;
   }
 
   // Cuts rows [begin, end) into tiles of at most `largest` rows of one sequence each.
@@ -83,7 +92,13 @@ class StepPlan {
 
   std::vector<PlannedRow> rows_;
   std::vector<PlannedSequence> sequences_;
-  std::vector<std::int64_t> logit_rows_;
+  struct Result {
+    std::int64_t row = 0, place = 0;
+    bool greedy = false;
+  };
+  const Result& result(std::int64_t i) const { return logit_rows_[static_cast<std::size_t>(i)]; }
+  std::vector<Result> logit_rows_;
+  std::int64_t greedy_rows_ = 0;
   // Per page of the pool: the step in which it was last written, and by which table entry.
   struct Writer {
     std::uint64_t step = 0;

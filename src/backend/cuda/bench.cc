@@ -92,7 +92,10 @@ class Bench {
     native.policy = &toggle_;
     native.deadline_ns = 2'000'000'000;
     RandomOptions random{.stand_in = options_.ranks};
-    if (group_ != nullptr) {
+    if (group_ == nullptr) {
+      ML_ASSIGN_OR_RETURN(team_, cpu::ThreadTeam::create({}));
+      native.team = team_.get();
+    } else {
       native.group = group_;
       native.device = group_->rank();
       random.stand_in = 1;
@@ -147,7 +150,11 @@ class Bench {
     const Batch batch(rows, options_.query, context);
     ML_RETURN_IF_ERROR(count_bytes(batch, result));
     ML_RETURN_IF_ERROR(time_device(batch, result));
-    if (options_.whole_step) ML_RETURN_IF_ERROR(time_host(batch, result));
+    if (!options_.whole_step) return result;
+    ML_RETURN_IF_ERROR(
+        time_host(batch, true, result.native_wall_seconds, result.mono_wall_seconds));
+    ML_RETURN_IF_ERROR(
+        time_host(batch, false, result.native_logits_seconds, result.mono_logits_seconds));
     return result;
   }
 
@@ -233,8 +240,10 @@ class Bench {
     return {};
   }
 
-  Status time_host(const Batch& batch, BenchResult& result) {
+  Status time_host(const Batch& batch, bool greedy, double& native, double& mono) {
     using Clock = std::chrono::steady_clock;
+    std::vector<cpu::StepSequence> sequences = batch.sequences;
+    for (cpu::StepSequence& sequence : sequences) sequence.greedy = greedy;
     std::vector<double> seconds[2];
     std::vector<float> logits;
     for (std::int64_t i = -1; i < std::min<std::int64_t>(options_.repeats, 9); ++i) {
@@ -242,14 +251,14 @@ class Bench {
         toggle_.fused_next = fused;
         if (group_ != nullptr) ML_RETURN_IF_ERROR(group_->barrier());
         const auto begin = Clock::now();
-        ML_RETURN_IF_ERROR(chain_->step(batch.sequences, *pool_, logits, nullptr));
+        ML_RETURN_IF_ERROR(chain_->step(sequences, *pool_, logits, nullptr));
         const std::chrono::duration<double> own = Clock::now() - begin;
         ML_ASSIGN_OR_RETURN(const auto taken, of_all_ranks(own.count()));
         if (i >= 0) seconds[fused ? 1 : 0].push_back(*std::max_element(taken.begin(), taken.end()));
       }
     }
-    if (!seconds[0].empty()) result.native_wall_seconds = median(seconds[0]);
-    if (!seconds[1].empty()) result.mono_wall_seconds = median(seconds[1]);
+    if (!seconds[0].empty()) native = median(seconds[0]);
+    if (!seconds[1].empty()) mono = median(seconds[1]);
     return {};
   }
 
@@ -257,6 +266,7 @@ class Bench {
   const m3::ModelConfig& config_;
   tp::Group* const group_;
   Toggle toggle_;
+  std::unique_ptr<cpu::ThreadTeam> team_;  // as the engine has one
   std::unique_ptr<cpu::CachePool> pool_;
   std::unique_ptr<BenchChain> chain_;
   std::int64_t free_ = 0, fitting_ = 0;

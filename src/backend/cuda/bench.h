@@ -35,8 +35,10 @@ struct BenchResult {
   std::int64_t bytes = 0;   // weights and caches that the timed part has to read
   double native_seconds = 0, mono_seconds = 0;  // on the device
   double native_best = 0, mono_best = 0;        // the fastest run
-  // Of the host: a step as generate() and the server run it, with upload and the logits' download.
+  // Of the host: a step as generate() and the server run it, with the upload, of greedy rows; and
+  // with the download of all logits.
   double native_wall_seconds = 0, mono_wall_seconds = 0;
+  double native_logits_seconds = 0, mono_logits_seconds = 0;
   double stream_bytes_per_second = 0;
   bool same_bits = true;  // hidden states and tokens of all runs of both paths
   double rate(double seconds) const { return static_cast<double>(bytes) / seconds; }

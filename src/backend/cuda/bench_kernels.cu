@@ -1,7 +1,5 @@
 #include "backend/cuda/bench_kernels.h"
 
-#include <algorithm>
-
 namespace monolayer::cuda {
 namespace {
 
@@ -52,29 +50,6 @@ __global__ void wait_for(std::uint64_t ns) {
   } while (now - start < ns);
 }
 
-// Larger keys are larger logits, and among equals lower ids.
-__device__ std::uint64_t key_of(float logit, int id) {
-  std::uint32_t bits = __float_as_uint(logit == 0.0F ? 0.0F : logit);
-  bits = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
-  return std::uint64_t{bits} << 32 | static_cast<std::uint32_t>(~id);
-}
-
-__global__ void greedy(const float* logits, int vocab, std::uint64_t* best) {
-  const float* row = logits + static_cast<std::int64_t>(blockIdx.y) * vocab;
-  std::uint64_t mine = 0;
-  for (int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); i < vocab;
-       i += static_cast<int>(gridDim.x * blockDim.x)) {
-    const std::uint64_t key = key_of(row[i], i);
-    mine = key > mine ? key : mine;
-  }
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const std::uint64_t other = __shfl_xor_sync(~0U, mine, offset);
-    mine = other > mine ? other : mine;
-  }
-  if (threadIdx.x % 32 == 0)
-    atomicMax(reinterpret_cast<unsigned long long*>(best + blockIdx.y), mine);
-}
-
 }  // namespace
 
 cudaError_t fill_random(void* out, std::uint64_t bytes, Fill fill, std::uint64_t seed,
@@ -92,15 +67,6 @@ cudaError_t read_stream(const void* from, std::uint64_t bytes, std::uint32_t* si
 
 cudaError_t hold_stream(std::uint64_t ns, cudaStream_t stream) {
   wait_for<<<1, 1, 0, stream>>>(ns);
-  return cudaGetLastError();
-}
-
-cudaError_t choose_greedy(const float* logits, int rows, int vocab, std::uint64_t* best,
-                          cudaStream_t stream) {
-  constexpr int kGreedyThreads = 256;
-  const int blocks = std::clamp(vocab / (8 * kGreedyThreads), 1, 32);
-  greedy<<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(rows)), kGreedyThreads, 0,
-           stream>>>(logits, vocab, best);
   return cudaGetLastError();
 }
 

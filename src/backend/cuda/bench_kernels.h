@@ -1,4 +1,4 @@
-// Small kernels for benches and tests: random contents, the attainable stream, the likeliest token.
+// Small kernels for benches and tests: random contents, the attainable stream.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,5 @@ cudaError_t read_stream(const void* from, std::uint64_t bytes, std::uint32_t* si
                         cudaStream_t stream);
 // Keeps the stream busy, so that the host can hand over what comes next before it runs.
 cudaError_t hold_stream(std::uint64_t ns, cudaStream_t stream);
-// Of each of `rows` rows of [rows, vocab]: the largest logit, the lowest id among equals, as
-// greedy_id() reads it. `best` must be zero.
-cudaError_t choose_greedy(const float* logits, int rows, int vocab, std::uint64_t* best,
-                          cudaStream_t stream);
-inline std::int32_t greedy_id(std::uint64_t best) {
-  return static_cast<std::int32_t>(~static_cast<std::uint32_t>(best));
-}
 
 }  // namespace monolayer::cuda

@@ -1,5 +1,5 @@
 // The chain behind cuda::create_native: native.cc opens and binds it, chain_steps.cc runs its
-// steps.
+// steps, chain_results.cc fetches what they give.
 #pragma once
 
 #include <algorithm>
@@ -47,6 +47,7 @@ class Chain : public BenchChain {
     drop_bench();
     if (host_step_ != nullptr) cudaFreeHost(host_step_);
     if (shards_ != nullptr) cudaFreeHost(shards_);
+    if (host_best_ != nullptr) cudaFreeHost(host_best_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
   Chain(const Chain&) = delete;
@@ -56,6 +57,7 @@ class Chain : public BenchChain {
   Status open(const MakeRank& make);
   Status step(std::span<const cpu::StepSequence> sequences, cpu::CachePool& cache,
               std::vector<float>& logits, m3::TraceSink* sink) override;
+  std::span<const std::int32_t> greedy_ids() const override { return greedy_ids_; }
   const cpu::Traffic& last_traffic() const override { return traffic_; }
   const cpu::Traffic& total_traffic() const override { return traffic_; }
   const cpu::PathCounts& paths() const override { return paths_; }
@@ -99,10 +101,17 @@ class Chain : public BenchChain {
   // The loaded step's rows [first, first + rows) to the device.
   Status upload_step(std::int64_t first, std::int64_t rows, bool all_logits);
   void fill_step(std::int64_t first, std::int64_t rows, bool all_logits);
+  void fill_results(std::int64_t first, std::int64_t rows, bool all_logits);
   bool divide_memory(int rows, Params& p) const;
-  // Logits of `rows` rows of all ranks, for copy_logits().
-  Status gather_logits(std::int64_t rows);
+  // Keys of all result rows of all ranks, for likeliest(), and the logits of the first `rows`, for
+  // copy_logits().
+  Status gather_results(std::int64_t rows);
   void copy_logits(std::int64_t row, std::int64_t rows, float* out) const;
+  std::uint64_t likeliest(std::int64_t row) const;
+  // Whose part of the vocabulary stands for this rank's.
+  std::int64_t shard_of(std::int64_t rank) const { return random_.stand_in > 1 ? 0 : rank; }
+  void take_results(std::vector<float>& logits);
+  Status check_results() const;
   Status trace_layer(std::int64_t layer, m3::TraceSink& sink);
   bool is_kept(std::int64_t layer) const {
     return std::find(kept_layers_.begin(), kept_layers_.end(), layer) != kept_layers_.end();
@@ -114,6 +123,8 @@ class Chain : public BenchChain {
   Status launch_begin(const Params& p);
   Status launch_layers(const Params& p, int first, int last);
   Status launch(const Params& p, int layer_count);
+  // Head and likeliest tokens.
+  Status launch_head(const Params& p);
   Status launch_layer(Params p, int layer);
   Status launch_fused_run(Params p, int first, int last);
   Status trace(const Params& p, m3::TraceSink& sink);
@@ -153,7 +164,16 @@ class Chain : public BenchChain {
   std::uint32_t* barriers_ = nullptr;
   Step* host_step_ = nullptr;
   float* shards_ = nullptr;  // pinned: [rank of this chain][kMaxRows][its share of the vocabulary]
-  std::vector<float> gathered_;           // those of a group
+  std::uint64_t* best_ = nullptr;       // on the device: [rank of this chain][kMaxRows] keys
+  std::uint64_t* host_best_ = nullptr;  // pinned, the same
+  std::vector<std::uint64_t> best_of_;  // [rank of the group][kMaxRows]
+  // Of the launch: the step's result behind each row of logits, or -1; rows whose logits are wanted
+  // come first.
+  std::array<std::int64_t, kMaxRows> result_of_{};
+  std::int64_t wanted_rows_ = 0;
+  std::vector<std::uint64_t> likeliest_;  // of each result of the step
+  std::vector<std::int32_t> greedy_ids_;
+  std::vector<float> gathered_;           // logits of a group
   const float* gathered_from_ = nullptr;  // [rank][rows][its share]
   Step* device_step_ = nullptr;
   std::int32_t* device_pages_ = nullptr;
@@ -163,7 +183,7 @@ class Chain : public BenchChain {
     std::array<std::array<cudaGraphExec_t, 2>, 2> graphs{};
     std::int64_t rows = 0, streams = 0;
     Part part = Part::kStep;
-    DeviceBuffer best, sink;
+    DeviceBuffer sink;
     cudaEvent_t begin = nullptr, end = nullptr;
   };
   Status bench_graph(Part part, cudaGraphExec_t& exec);

@@ -40,7 +40,6 @@ Status Chain::load(std::span<const cpu::StepSequence> sequences, cpu::CachePool&
     return {Code::kResourceExhausted, "step", "no host memory for the step"};
   }
   bench_.rows = plan_.rows();
-  ML_ASSIGN_OR_RETURN(bench_.best, DeviceBuffer::create(kMaxRows * 8, "CUDA tokens"));
   ML_ASSIGN_OR_RETURN(bench_.sink, DeviceBuffer::create(static_cast<std::size_t>(blocks_) * 512 * 4,
                                                         "CUDA stream"));
   ML_CUDA(cudaEventCreate(&bench_.begin));
@@ -58,11 +57,7 @@ Status Chain::bench_graph(Part part, cudaGraphExec_t& exec) {
       while (first < count && layers()[static_cast<std::size_t>(first)].moe == 0) ++first;
       return launch_layers(p, first, count);
     }
-    ML_RETURN_IF_ERROR(launch(p, count));
-    auto* best = bench_.best.as<std::uint64_t>();
-    ML_CUDA(cudaMemsetAsync(best, 0, kMaxRows * 8, stream_));
-    ML_CUDA(choose_greedy(p.logits, host_step_->logit_rows, p.shape.vocab, best, stream_));
-    return {};
+    return launch(p, count);
   };
   ML_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
   const Status status = work();
@@ -107,7 +102,7 @@ Result<std::uint64_t> Chain::digest() {
                       download(params().hidden, bench_.rows * config_.hidden_size));
   for (const std::uint16_t value : hidden) add(value);
   if (bench_.part == Part::kLayers) return digest;
-  ML_ASSIGN_OR_RETURN(const auto best, download(bench_.best.as<std::uint64_t>(), bench_.rows));
+  ML_ASSIGN_OR_RETURN(const auto best, download(best_, bench_.rows));
   for (const std::uint64_t value : best) add(value);
   return digest;
 }

@@ -3,7 +3,6 @@
 #include <new>
 #include <string>
 
-#include "backend/cpu/head.h"
 #include "backend/cpu/step_shape.h"
 #include "backend/cuda/chain.h"
 #include "backend/cuda/exchange.h"
@@ -45,15 +44,7 @@ void Chain::fill_step(std::int64_t first, std::int64_t rows, bool all_logits) {
     s.max_chunks[1] = static_cast<std::int32_t>(std::min(blocks, config_.topk_blocks));
     s.score = blocks > config_.topk_blocks ? 1 : 0;
   }
-  for (std::int64_t i = 0; i < plan_.logit_rows(); ++i) {
-    const std::int64_t row = plan_.logit_row(i);
-    if (all_logits || row < first || row >= first + rows) continue;
-    s.logit_row[s.logit_rows++] = static_cast<std::int32_t>(row - first);
-  }
-  if (all_logits) {
-    s.logit_rows = s.rows;
-    for (int r = 0; r < s.rows; ++r) s.logit_row[r] = r;
-  }
+  fill_results(first, rows, all_logits);
 }
 
 Status Chain::upload_step(std::int64_t first, std::int64_t rows, bool all_logits) {
@@ -114,12 +105,11 @@ Status Chain::launch_layers(const Params& p, int first, int last) {
   return {};
 }
 
-// Everything between the upload of the step and the logits, for the first `count` layers.
+// Everything between the upload of the step and its results, for the first `count` layers.
 Status Chain::launch(const Params& p, int count) {
   ML_RETURN_IF_ERROR(launch_begin(p));
   ML_RETURN_IF_ERROR(launch_layers(p, 0, count));
-  ML_CUDA(launch_stage(kHead, p, false, blocks_, stream_));
-  return {};
+  return launch_head(p);
 }
 
 // What a layer has chosen: every KV head by the first rank that has it, experts by rank 0.
@@ -181,7 +171,7 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
     }
     ML_RETURN_IF_ERROR(trace_layer(layer, sink));
   }
-  ML_CUDA(launch_stage(kHead, p, false, blocks_, stream_));
+  ML_RETURN_IF_ERROR(launch_head(p));
   ML_ASSIGN_OR_RETURN(const auto normed, download(p.normed, s.rows * hidden));
   show(config_.num_layers, normed);
   return {};
@@ -229,36 +219,6 @@ Status Chain::check_record() {
   return {Code::kInternal, peers_ != nullptr ? "CUDA ranks" : "fused kernel", describe_record(r)};
 }
 
-Status Chain::gather_logits(std::int64_t rows) {
-  const std::int64_t vocab = config_.vocab_size;
-  const std::int64_t each = vocab / group_size();
-  const std::int64_t block = rows * each;  // of a rank
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    ML_CUDA(cudaMemcpyAsync(
-        shards_ + static_cast<std::ptrdiff_t>(i) * block, ranks_[i]->params().logits,
-        static_cast<std::size_t>(block) * sizeof(float), cudaMemcpyDeviceToHost, stream_));
-  }
-  ML_CUDA(cudaStreamSynchronize(stream_));
-  ML_RETURN_IF_ERROR(check_record());
-  gathered_from_ = shards_;
-  if (options_.group != nullptr) {
-    gathered_.resize(static_cast<std::size_t>(rows * vocab));
-    ML_RETURN_IF_ERROR(options_.group->all_gather(
-        std::as_bytes(std::span<const float>(shards_, static_cast<std::size_t>(block))),
-        std::as_writable_bytes(std::span<float>(gathered_))));
-    gathered_from_ = gathered_.data();
-  }
-  return {};
-}
-
-void Chain::copy_logits(std::int64_t row, std::int64_t rows, float* out) const {
-  const std::int64_t each = config_.vocab_size / group_size();
-  for (std::int64_t shard = 0; shard < group_size(); ++shard) {
-    const std::int64_t of = random_.stand_in > 1 ? 0 : shard;
-    out = std::copy_n(gathered_from_ + (of * rows + row) * each, each, out);
-  }
-}
-
 Status Chain::run_rows(std::int64_t first, std::int64_t rows, std::vector<float>& logits,
                        m3::TraceSink* sink) {
   ML_RETURN_IF_ERROR(upload_step(first, rows, sink != nullptr));
@@ -269,16 +229,9 @@ Status Chain::run_rows(std::int64_t first, std::int64_t rows, std::vector<float>
   } else {
     ML_RETURN_IF_ERROR(replay(column_plan(rows)));
   }
-  const std::int64_t vocab = config_.vocab_size;
-  ML_RETURN_IF_ERROR(gather_logits(host_step_->logit_rows));
+  ML_RETURN_IF_ERROR(gather_results(wanted_rows_));
   ML_RETURN_IF_ERROR(fetch_kept(first, rows));
-  std::int64_t own = 0;
-  for (std::int64_t i = 0; i < plan_.logit_rows(); ++i) {
-    const std::int64_t row = plan_.logit_row(i) - first;
-    if (row < 0 || row >= rows) continue;
-    const std::int64_t from = sink != nullptr ? row : own++;
-    copy_logits(from, host_step_->logit_rows, logits.data() + i * vocab);
-  }
+  take_results(logits);
   return {};
 }
 
@@ -295,17 +248,10 @@ Status Chain::step(std::span<const cpu::StepSequence> sequences, cpu::CachePool&
   // Peers must not wait for what this rank will not do any more.
   if (!status.ok() && options_.group != nullptr) options_.group->fail(status);
   ML_RETURN_IF_ERROR(status);
-  const std::int64_t bad =
-      cpu::first_non_finite(logits, {0, static_cast<std::int64_t>(logits.size())});
-  if (bad < 0) {
-    ++(fused_ ? paths_.mono : paths_.native);
-    if (!fused_) paths_.why_native = why_native_;
-    return {};
-  }
-  const cpu::PlannedRow& row = plan_.row(plan_.logit_row(bad / config_.vocab_size));
-  return {Code::kInternal, "logits",
-          "not finite at position " + std::to_string(row.position) + " of sequence " +
-              std::to_string(row.sequence)};
+  ML_RETURN_IF_ERROR(check_results());
+  ++(fused_ ? paths_.mono : paths_.native);
+  if (!fused_) paths_.why_native = why_native_;
+  return {};
 }
 
 // kInvalidArgument for what is wrong with the step itself, which every rank finds.
@@ -370,7 +316,9 @@ Status Chain::prepare(cpu::CachePool& cache) {
 Status Chain::run_step(cpu::CachePool& cache, std::vector<float>& logits, m3::TraceSink* sink) {
   try {
     ML_RETURN_IF_ERROR(ensure_bound(cache));
-    logits.resize(static_cast<std::size_t>(plan_.logit_rows() * config_.vocab_size));
+    logits.resize(static_cast<std::size_t>(plan_.full_rows() * config_.vocab_size));
+    likeliest_.assign(static_cast<std::size_t>(plan_.logit_rows()), 0);
+    greedy_ids_.resize(static_cast<std::size_t>(plan_.greedy_rows()));
     for (std::int64_t first = 0; first < plan_.rows(); first += kMaxRows) {
       ML_RETURN_IF_ERROR(
           run_rows(first, std::min<std::int64_t>(kMaxRows, plan_.rows() - first), logits, sink));

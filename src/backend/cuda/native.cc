@@ -54,6 +54,8 @@ Status Chain::open(const MakeRank& make) {
     const auto shards = static_cast<std::size_t>(options_.virtual_ranks) * kMaxRows *
                         static_cast<std::size_t>(config_.vocab_size / size) * sizeof(float);
     ML_CUDA(cudaMallocHost(reinterpret_cast<void**>(&shards_), shards));
+    const auto best = static_cast<std::size_t>(options_.virtual_ranks) * kMaxRows;
+    ML_CUDA(cudaMallocHost(reinterpret_cast<void**>(&host_best_), best * sizeof(std::uint64_t)));
     return {};
   };
   const Status loaded = load();
@@ -112,6 +114,7 @@ Status Chain::bind_ranks(const cpu::CachePool& cache) {
   const std::int64_t pages = cache.pages();
   ML_RETURN_IF_ERROR(allocate(device_step_, 1, "CUDA step"));
   ML_RETURN_IF_ERROR(allocate(device_pages_, kMaxRows * pages, "CUDA block tables"));
+  ML_RETURN_IF_ERROR(allocate(best_, count * kMaxRows, "CUDA tokens"));
   ML_RETURN_IF_ERROR(allocate(barriers_, count * kBarrierWords, "CUDA barrier"));
   Record* record = nullptr;
   ML_RETURN_IF_ERROR(allocate(record, 1, "CUDA barrier"));

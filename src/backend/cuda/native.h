@@ -38,6 +38,8 @@ struct NativeOptions {
   // whatever the number of ranks.
   int virtual_ranks = 1;
   tp::Group* group = nullptr;  // borrowed
+  // Borrowed; copies logits, unless there is a group. Null: the calling thread does.
+  cpu::ThreadTeam* team = nullptr;
 
   // Tests: this block of that rank never arrives at that stage's hand-off (-1: at any), and at an
   // exchange never publishes; before each exchange one rank is late by up to delay_ns.

@@ -96,6 +96,9 @@ class DeviceRanks final : public cpu::Native {
     each([&](RankChain& rank, tp::Group&, int) { rank.status = rank.native->capture(layers); });
     return first_failure();
   }
+  std::span<const std::int32_t> greedy_ids() const override {
+    return ranks_.front().native->greedy_ids();
+  }
   std::span<const float> captured() const override { return ranks_.front().native->captured(); }
   const cpu::Traffic& last_traffic() const override { return traffic_; }
   const cpu::Traffic& total_traffic() const override { return traffic_; }
