@@ -73,6 +73,7 @@ Status run_device_bench(const cuda::BenchOptions& options, bool json) {
                            {"rank_of", options.ranks},
                            {"every_rank", options.every_rank},
                            {"query", options.query},
+                           {"router_dtype", options.f32_router ? "f32" : "bf16"},
                            {"dense_layers", options.dense_layers},
                            {"sparse_layers", options.sparse_layers},
                            {"repeats", options.repeats},

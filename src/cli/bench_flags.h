@@ -23,6 +23,7 @@ struct BenchFlags {
   std::int64_t dense_layers = 3, sparse_layers = 57;
   std::int64_t query = 1;
   bool every_rank = false;
+  std::string router_dtype = "bf16";
   bool json = false;
   RunFlags run;
   const CLI::App* app = nullptr;

@@ -85,6 +85,7 @@ const std::map<std::string, std::string>& kinds_of_flags() {
       {"--index-cache-dtype", "speculation, " + anywhere},
       {"--dense-layers", "step on cuda"},
       {"--sparse-layers", "step on cuda, layer on cuda"},
+      {"--router-dtype", "step on cuda, layer on cuda"},
       {"--query", "step on cuda, layer on cuda"},
       {"--every-rank", "step on cuda, layer on cuda"},
       {"--host", "serve"},
@@ -135,6 +136,7 @@ Status run_on_device(const BenchFlags& flags) {
     options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
   options.every_rank = flags.every_rank;
   options.query = flags.query;
+  options.f32_router = flags.router_dtype == "f32";
   options.dense_layers = options.whole_step ? flags.dense_layers : 0;
   options.sparse_layers = flags.sparse_layers;
   engine::CacheTypes types = flags.run.cache_types;
@@ -218,6 +220,8 @@ void add_bench(Program& program) {
             "step and layer on cuda: its sparse layers");
   f.integer(app, "--query", flags->query, 1, 8,
             "step and layer on cuda: rows of a sequence, its last tokens");
+  f.choice(app, "--router-dtype", flags->router_dtype, {"bf16", "f32"},
+           "step and layer on cuda: element type of routers");
   f.toggle(app, "--every-rank", flags->every_rank,
            "step and layer on cuda: every rank on a device of its own, not one for all");
 }

@@ -35,11 +35,12 @@ class M3Chain {
  public:
   // `most`: sequences of `context` tokens that the pool holds.
   M3Chain(int stand_in, std::int64_t layers, std::int64_t most, std::int64_t context,
-          cuda::NativeOptions options = {})
+          cuda::NativeOptions options = {}, bool f32_router = false)
       : config_(cuda::m3_config(0, layers)), most_(most) {
     config_.vocab_size = kVocab;
     options.policy = &toggle_;
-    auto chain = cuda::create_random(config_, {.seed = 7, .stand_in = stand_in}, options);
+    auto chain = cuda::create_random(
+        config_, {.seed = 7, .stand_in = stand_in, .f32_router = f32_router}, options);
     EXPECT_TRUE(chain.ok()) << chain.status().to_string();
     if (!chain.ok()) return;
     chain_ = std::move(chain).value();
@@ -214,27 +215,30 @@ TEST_P(M3Device, AMillionTokens) {
 
 // Those are checked against the reference; so these are.
 TEST_P(M3Device, TheKernelsForAnyShapeGiveTheSame) {
-  Tally tally;
-  std::vector<std::vector<float>> want;
-  {
-    M3Chain chain(stand_in(), 2, 16, 8192, {.any_kernels = true});
-    ASSERT_TRUE(chain.ok());
-    ASSERT_FALSE(chain.m3_kernels());
-    for (const std::int64_t context : {1, 129, 2049, 8192})
-      for (const std::int64_t n : {1, 3, 7, 16})
-        want.push_back(chain.logits(first(n), context, 1, false));
-  }
-  M3Chain chain(stand_in(), 2, 16, 8192);
-  ASSERT_TRUE(chain.ok());
-  std::size_t at = 0;
-  for (const std::int64_t context : {1, 129, 2049, 8192}) {
-    for (const std::int64_t n : {1, 3, 7, 16}) {
-      for (const bool mono : {false, true})
-        tally.same(want[at], chain.logits(first(n), context, 1, mono), where(context, n, mono));
-      ++at;
+  for (const bool f32_router : {false, true}) {
+    Tally tally;
+    std::vector<std::vector<float>> want;
+    {
+      M3Chain chain(stand_in(), 2, 16, 8192, {.any_kernels = true}, f32_router);
+      ASSERT_TRUE(chain.ok());
+      ASSERT_FALSE(chain.m3_kernels());
+      for (const std::int64_t context : {1, 129, 2049, 8192})
+        for (const std::int64_t n : {1, 3, 7, 16})
+          want.push_back(chain.logits(first(n), context, 1, false));
     }
+    M3Chain chain(stand_in(), 2, 16, 8192, {}, f32_router);
+    ASSERT_TRUE(chain.ok());
+    ASSERT_TRUE(chain.m3_kernels());
+    std::size_t at = 0;
+    for (const std::int64_t context : {1, 129, 2049, 8192}) {
+      for (const std::int64_t n : {1, 3, 7, 16}) {
+        for (const bool mono : {false, true})
+          tally.same(want[at], chain.logits(first(n), context, 1, mono), where(context, n, mono));
+        ++at;
+      }
+    }
+    EXPECT_EQ(0, tally.differ) << (f32_router ? "F32" : "BF16") << " router";
   }
-  EXPECT_EQ(0, tally.differ);
 }
 
 // Other tokens at the same positions leave other keys, values and index keys where the next step

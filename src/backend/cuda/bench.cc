@@ -91,7 +91,7 @@ class Bench {
     NativeOptions native;
     native.policy = &toggle_;
     native.deadline_ns = 2'000'000'000;
-    RandomOptions random{.stand_in = options_.ranks};
+    RandomOptions random{.stand_in = options_.ranks, .f32_router = options_.f32_router};
     if (group_ == nullptr) {
       ML_ASSIGN_OR_RETURN(team_, cpu::ThreadTeam::create({}));
       native.team = team_.get();

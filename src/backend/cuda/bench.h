@@ -23,6 +23,7 @@ struct BenchOptions {
   int ranks = 4;
   bool every_rank = false;
   std::int64_t dense_layers = 3, sparse_layers = 57;
+  bool f32_router = false;                        // as released checkpoints have it; or BF16
   DType kv = DType::kE4M3, index = DType::kE4M3;  // of the caches
   std::string path = "auto";                      // or "native", "mono": only that one is timed
 };

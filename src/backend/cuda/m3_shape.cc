@@ -46,8 +46,9 @@ std::string m3_refusal(const Shape& s, const Layer& l) {
     return "the weights of q, k and v are not FP8 of M3's shape";
   if (!is(l.o, Format::kE4M3Half, kM3OutputTiles))
     return "the weights of o are not FP8 of M3's shape";
-  if (!is(l.router, Format::kBF16, kM3RouterTiles))
-    return "the router's weights are not BF16 of M3's shape";
+  if (!is(l.router, Format::kBF16, kM3RouterTiles) &&
+      !is(l.router, Format::kF32, 3 * kM3RouterTiles))
+    return "the router's weights are not F32 or BF16 of M3's shape";
   if (!is_mlp(l.gate_up, l.down)) return "the experts' weights are not MXFP4 of M3's shape";
   if (!is_mlp(l.shared_gate_up, l.shared_down))
     return "the shared expert's weights are not MXFP4 of M3's shape";

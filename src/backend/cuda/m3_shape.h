@@ -11,7 +11,7 @@ namespace monolayer::cuda {
 // Tiles of one part of a row, by matrix: K / parts over the columns of a tile.
 inline constexpr int kM3ProjectionTiles = 24;  // q, k, v, index: 6144 / 8 columns of FP8
 inline constexpr int kM3OutputTiles = 32;      // 8192 / 8 of FP8
-inline constexpr int kM3RouterTiles = 12;      // 6144 / 16 of BF16
+inline constexpr int kM3RouterTiles = 12;      // 6144 / 16 of BF16; of F32 three planes each
 inline constexpr int kM3GateUpTiles = 12;      // 6144 / 8 of MXFP4
 inline constexpr int kM3DownTiles = 6;         // 3072 / 8 of MXFP4
 

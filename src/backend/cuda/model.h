@@ -25,7 +25,8 @@ class DeviceModel {
   // The same with random weights made there: E4M3 for attention and dense layers, MXFP4 for
   // experts.
   static Result<std::unique_ptr<DeviceModel>> random(const m3::ModelConfig& config,
-                                                     const m3::RankShape& rank, std::uint64_t seed);
+                                                     const m3::RankShape& rank, std::uint64_t seed,
+                                                     bool f32_router = false);
 
   const std::vector<Layer>& layers() const { return layers_; }  // without caches
   const Matrix& lm_head() const { return lm_head_; }

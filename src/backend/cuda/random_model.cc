@@ -63,6 +63,7 @@ struct DeviceModel::Random {
   DeviceModel& model;
   std::uint64_t seed;
   int split_parts;  // of a split K, on this rank
+  Format router = Format::kBF16;
 
   template <typename T>
   Result<T*> values(std::int64_t count, Fill fill) {
@@ -131,7 +132,7 @@ Status DeviceModel::build_random(const m3::ModelConfig& config, Random& random) 
     if (l.moe != 0) {
       const std::int64_t experts = c.num_experts;
       ML_RETURN_IF_ERROR(
-          random.matrix(Format::kBF16, experts, c.hidden_size, kRouterParts, 1, l.router));
+          random.matrix(random.router, experts, c.hidden_size, kRouterParts, 1, l.router));
       ML_RETURN_IF_ERROR(random.matrix(Format::kMXFP4, 2 * c.expert_width, c.hidden_size, kParts,
                                        experts, l.gate_up));
       ML_RETURN_IF_ERROR(
@@ -149,9 +150,10 @@ Status DeviceModel::build_random(const m3::ModelConfig& config, Random& random) 
 
 Result<std::unique_ptr<DeviceModel>> DeviceModel::random(const m3::ModelConfig& config,
                                                          const m3::RankShape& rank,
-                                                         std::uint64_t seed) {
+                                                         std::uint64_t seed, bool f32_router) {
   std::unique_ptr<DeviceModel> model(new DeviceModel);
-  Random random{*model, seed, kParts / static_cast<int>(rank.size)};
+  Random random{*model, seed, kParts / static_cast<int>(rank.size),
+                f32_router ? Format::kF32 : Format::kBF16};
   const m3::ModelConfig own = m3::rank_config(config, rank);
   ML_RETURN_IF_ERROR(model->build_random(own, random));
   ML_ASSIGN_OR_RETURN(model->embed_, random.values<std::uint16_t>(
@@ -173,8 +175,9 @@ Result<std::unique_ptr<BenchChain>> create_random(const m3::ModelConfig& config,
   try {
     auto chain = std::make_unique<Chain>(config, options, random);
     ML_RETURN_IF_ERROR(chain->open([&](const m3::RankShape& shape) {
-      return Rank::create(config, shape,
-                          [&] { return DeviceModel::random(config, shape, random.seed); });
+      return Rank::create(config, shape, [&] {
+        return DeviceModel::random(config, shape, random.seed, random.f32_router);
+      });
     }));
     return std::unique_ptr<BenchChain>(std::move(chain));
   } catch (const std::bad_alloc&) {

@@ -23,6 +23,7 @@ struct RandomOptions {
   // Above 1: the share of rank 0 of so many, with all exchanges: it writes to its own mailbox what
   // all of them would write to it. Every shard of the logits is then a copy of its own.
   int stand_in = 1;
+  bool f32_router = false;  // instead of BF16
 };
 
 class BenchChain : public cpu::Native {

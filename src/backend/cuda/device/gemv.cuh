@@ -222,10 +222,11 @@ __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, 
   const int lane = static_cast<int>(threadIdx.x) & 31;
   if constexpr (FORMAT >= 0) format = static_cast<Format>(FORMAT);
   const int planes = format == Format::kF32 ? 3 : 1;
-  const int tile_bytes = format == Format::kMXFP4   ? 544
-                         : format == Format::kMXFP8 ? 528
-                         : is_e4m3(format)          ? 512
-                                                    : 1024;
+  const auto is = [&](Format f) { return FORMAT != kUnscaled && format == f; };
+  const int tile_bytes = is(Format::kMXFP4)                           ? 544
+                         : is(Format::kMXFP8)                         ? 528
+                         : is(Format::kE4M3) || is(Format::kE4M3Half) ? 512
+                                                                      : 1024;
   float scaled[4] = {};
   float acc[2][4] = {};
   const int tile = kFixedBytes + first * tile_bytes + lane * 16;
@@ -242,16 +243,16 @@ __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, 
     }
     const int n = min(tiles, chunk_tiles);
     const int at = tile + slot * kSlotBytes;
-    if (format == Format::kMXFP4) {
+    if (is(Format::kMXFP4)) {
       tiles_mxfp4(at, at + 512 - lane * 16 + (lane >> 2) * 4, x.offset, x.stride, n, scaled);
       x.offset += 2 * n * x.stride;
-    } else if (format == Format::kMXFP8) {
+    } else if (is(Format::kMXFP8)) {
       tiles_mxfp8(at, at + 512 - lane * 16 + (lane >> 2) * 2, x.offset, x.stride, n, scaled);
       x.offset += n * x.stride;
-    } else if (format == Format::kE4M3Half) {
+    } else if (is(Format::kE4M3Half)) {
       tiles_e4m3<true>(at, x.offset, x.stride, n, acc);
       x.offset += n * x.stride;
-    } else if (format == Format::kE4M3) {
+    } else if (is(Format::kE4M3)) {
       tiles_e4m3<false>(at, x.offset, x.stride, n, acc);
       x.offset += n * x.stride;
     } else {
@@ -265,17 +266,17 @@ __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, 
     slot += step;
     wrap_slot(s.params.slots, slot, wraps);
   }
-  if (format == Format::kMXFP4) {
+  if (is(Format::kMXFP4)) {
     return {scaled[0] * kPostE2M1, scaled[1] * kPostE2M1, scaled[2] * kPostE2M1,
             scaled[3] * kPostE2M1};
   }
-  if (format == Format::kMXFP8) {
+  if (is(Format::kMXFP8)) {
     return {scaled[0] * kPostE4M3, scaled[1] * kPostE4M3, scaled[2] * kPostE4M3,
             scaled[3] * kPostE4M3};
   }
-  const float post = format == Format::kE4M3Half ? inverse_power(x_scale)
-                     : format == Format::kE4M3   ? kPostE4M3
-                                                 : kPostBF16;
+  const float post = is(Format::kE4M3Half) ? inverse_power(x_scale)
+                     : is(Format::kE4M3)   ? kPostE4M3
+                                           : kPostBF16;
   const auto sum = [&](int i) { return (acc[0][i] + acc[1][i]) * post; };
   return {sum(0), sum(1), sum(2), sum(3)};
 }

@@ -1,5 +1,5 @@
 // What is known of a model when its kernels are compiled. The kernels are compiled once for any
-// shape and once for MiniMax-M3's (FP8 caches, FP8 projections, BF16 router, MXFP4 experts): there
+// shape and once for MiniMax-M3's (FP8 caches, FP8 projections, MXFP4 experts): there
 // most index arithmetic and every choice of format disappears, and with it the code that would have
 // to be fetched again in every layer. Both are the same source and compute the same bits.
 #pragma once
@@ -49,12 +49,13 @@ __device__ __forceinline__ int index_fp8_of(const Shape& s) { return kM3 ? 1 : s
 // Kinds of matrices: format, tiles of a part and parts of an item where they are known; 0 or
 // kAnyFormat: what the matrix says.
 inline constexpr int kAnyFormat = -1;
+inline constexpr int kUnscaled = -2;  // BF16, or F32 as planes of it: the matrix says which
 template <int FORMAT, int TILES, int SPAN>
 struct Kind {
   static constexpr int kFormat = kM3 ? FORMAT : kAnyFormat;
-  static constexpr int kChunkTiles = !kM3 || FORMAT < 0                          ? 0
-                                     : FORMAT == static_cast<int>(Format::kBF16) ? 6
-                                                                                 : 12;
+  static constexpr int kChunkTiles = !kM3 || FORMAT == kAnyFormat ? 0
+                                     : FORMAT == kUnscaled        ? 6
+                                                                  : 12;
 
   __device__ static Format format(const Matrix& m) {
     return kFormat < 0 ? m.format : static_cast<Format>(kFormat);
@@ -65,7 +66,7 @@ struct Kind {
     return kChunkTiles > 0 ? kChunkTiles : m.chunk_tiles;
   }
   __device__ static int chunks(const Matrix& m) {
-    if constexpr (kChunkTiles == 0 || SPAN == 0) {
+    if constexpr (kChunkTiles == 0 || TILES == 0 || SPAN == 0) {
       return m.chunks;
     } else {
       return (SPAN * TILES + kChunkTiles - 1) / kChunkTiles;
@@ -75,7 +76,7 @@ struct Kind {
 using AnyKind = Kind<kAnyFormat, 0, 0>;
 using ProjectionKind = Kind<static_cast<int>(Format::kE4M3Half), kM3ProjectionTiles, 1>;
 using OutputKind = Kind<static_cast<int>(Format::kE4M3Half), kM3OutputTiles, 1>;
-using RouterKind = Kind<static_cast<int>(Format::kBF16), kM3RouterTiles, 1>;
+using RouterKind = Kind<kUnscaled, 0, 1>;
 using GateUpKind = Kind<static_cast<int>(Format::kMXFP4), kM3GateUpTiles, 1>;
 using DownKind = Kind<static_cast<int>(Format::kMXFP4), kM3DownTiles, 0>;
 
