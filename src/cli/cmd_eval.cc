@@ -102,6 +102,7 @@ Status run_eval(const EvalFlags& flags) {
   engine::EvalOptions options = flags.options;
   options.eos_ids = defaults.eos_token_ids;
   options.misses = flags.misses;
+  options.team = &run->team();
   if (draft_run != nullptr) options.speculator = &draft_run->speculator();
   const bool show = !flags.quiet;
   std::uint64_t shown = 0;

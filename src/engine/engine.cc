@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -61,7 +62,8 @@ Engine::Engine(StepModel& model, const Tokenizer& tokenizer, const EngineOptions
       sink_(std::move(sink)),
       blocks_(model.blocks(), options.prefix_caching),
       scheduler_(options.scheduler, blocks_),
-      runner_(model, blocks_) {
+      runner_(model, blocks_),
+      drawers_(options.team == nullptr ? 1 : static_cast<std::size_t>(options.team->size())) {
   if (options.poison_dead_blocks) {
     blocks_.on_dead([this](std::int32_t block) {
       model_.poison(block);
@@ -261,10 +263,68 @@ void Engine::prompt_rows(std::size_t item_index, const ScheduledSequence& item, 
     const std::int64_t next = first + row + 1;
     if (next >= sequence.prompt_tokens || next <= live.prompt_rows_done) continue;
     live.prompt_rows_done = next;
-    output.prompt_logprobs.push_back(token_logprobs(runner_.logits(item_index, row),
-                                                    sequence.tokens[static_cast<std::size_t>(next)],
-                                                    live.request.prompt_logprobs));
+    output.prompt_logprobs.push_back(token_logprobs(
+        runner_.logits(item_index, row), sequence.tokens[static_cast<std::size_t>(next)],
+        live.request.prompt_logprobs, drawers_.front().sampler));
   }
+}
+
+Engine::Drawn Engine::choose(std::size_t item_index, std::int64_t row, const Live& live,
+                             std::int64_t position, Drawer& drawer) const {
+  const Request& request = live.request;
+  Drawn drawn;
+  const std::span<const float> raw = runner_.logits(item_index, row);
+  drawn.error = check_finite(raw, position);
+  if (!drawn.error.ok()) return drawn;
+  std::span<const float> logits = raw;
+  const bool held = position - live.sequence.prompt_tokens < request.min_tokens;
+  if (held || !request.rules.empty()) {
+    drawer.logits.assign(raw.begin(), raw.end());
+    live.processor.apply(drawer.logits, held ? live.held_ids : std::vector<std::int32_t>{});
+    logits = drawer.logits;
+  }
+  drawn.id = sample_finite(logits, request.sampling, position, drawer.sampler);
+  if (request.logprobs >= 0)
+    drawn.logprobs = token_logprobs(raw, drawn.id, request.logprobs, drawer.sampler);
+  return drawn;
+}
+
+void Engine::draw_ahead(const ScheduledStep& step, const std::vector<Status>& statuses) {
+  struct Job {
+    std::size_t item;
+    std::int64_t row, index;
+    const Live* live;
+  };
+  std::vector<Job> jobs;
+  ahead_.assign(step.sequences.size(), {});
+  const bool coins = options_.speculator != nullptr && options_.speculator->synthetic();
+  for (std::size_t i = 0; i < step.sequences.size() && !coins; ++i) {
+    const ScheduledSequence& item = step.sequences[i];
+    const Live& live = *live_.at(item.sequence->id);
+    if (!statuses[i].ok() || !item.samples || live.request.max_tokens == 0) continue;
+    const std::int64_t rows = static_cast<std::int64_t>(item.drafts.size()) + 1;
+    const std::int64_t first = item.logit_rows - rows;
+    if (runner_.greedy_id(i, first)) continue;
+    // Penalties of a row behind a guess depend on the token before it.
+    if (rows > 1 && !live.request.rules.empty()) continue;
+    ahead_[i].resize(static_cast<std::size_t>(rows));
+    for (std::int64_t r = 0; r < rows; ++r) jobs.push_back({i, first + r, r, &live});
+  }
+  const auto work = [&](int worker, int workers) {
+    for (auto j = static_cast<std::size_t>(worker); j < jobs.size();
+         j += static_cast<std::size_t>(workers)) {
+      const Job& job = jobs[j];
+      Drawn& drawn = ahead_[job.item][static_cast<std::size_t>(job.index)];
+      try {
+        drawn = choose(job.item, job.row, *job.live, job.live->sequence.size() + job.index,
+                       drawers_[static_cast<std::size_t>(worker)]);
+      } catch (const std::bad_alloc&) {
+        drawn.error = {Code::kResourceExhausted, "sampling", "no memory for a row of logits"};
+      }
+    }
+  };
+  if (options_.team == nullptr || jobs.size() < 2) return work(0, 1);
+  options_.team->each([&](int worker) { work(worker, options_.team->size()); });
 }
 
 std::optional<FinishReason> Engine::draw(std::size_t item_index, std::int64_t row, Live& live,
@@ -272,33 +332,31 @@ std::optional<FinishReason> Engine::draw(std::size_t item_index, std::int64_t ro
   const Request& request = live.request;
   Sequence& sequence = live.sequence;
   if (request.max_tokens == 0) return FinishReason::kLength;
-  const std::span<const float> raw = runner_.logits(item_index, row);
-  const std::optional<std::int32_t> chosen = runner_.greedy_id(item_index, row);
   const std::int64_t position = sequence.size();
-  Status numbers = chosen ? ok_status() : check_finite(raw, position);
-  if (!numbers.ok()) {
-    output.error = std::move(numbers);
+  const bool held = sequence.generated() < request.min_tokens;
+  std::vector<Drawn>& ahead = ahead_[item_index];
+  Drawn drawn;
+  if (const auto chosen = runner_.greedy_id(item_index, row)) {
+    drawn.id = *chosen;
+  } else if (!ahead.empty()) {
+    drawn = std::move(ahead.front());
+    ahead.erase(ahead.begin());
+  } else {
+    drawn = choose(item_index, row, live, position, drawers_.front());
+  }
+  if (!drawn.error.ok()) {
+    output.error = std::move(drawn.error);
     return FinishReason::kError;
   }
-  const bool held = sequence.generated() < request.min_tokens;
-  std::int32_t id = 0;
-  if (chosen) {
-    id = given.value_or(*chosen);
-  } else if (given && !(held && contains(live.held_ids, *given))) {
-    id = *given;
-  } else if (request.rules.empty() && !held) {
-    id = sample_finite(raw, request.sampling, position);
-  } else {
-    scratch_.assign(raw.begin(), raw.end());
-    live.processor.apply(scratch_, held ? live.held_ids : std::vector<std::int32_t>{});
-    id = sample_finite(scratch_, request.sampling, position);
-  }
+  // Synthetic acceptance, which gives no logprobs.
+  if (given && !(held && contains(live.held_ids, *given))) drawn.id = *given;
+  const std::int32_t id = drawn.id;
   live.processor.generated(id);
   sequence.tokens.push_back(id);
   ++counters_.generated_tokens;
   if (sequence.generated() == 1) live.times.first_token = Clock::now();
   output.tokens.push_back(id);
-  if (request.logprobs >= 0) output.logprobs.push_back(token_logprobs(raw, id, request.logprobs));
+  if (drawn.logprobs) output.logprobs.push_back(std::move(*drawn.logprobs));
 
   const bool is_end =
       (!request.ignore_eos && contains(request.eos_ids, id)) || contains(request.stop_ids, id);
@@ -401,6 +459,7 @@ void Engine::run_step(std::vector<RequestOutput>& outputs) {
   }
   const std::vector<Status> statuses = runner_.run(step);
   if (speculator != nullptr) speculator->observe(step, statuses, runner_.kept(), blocks_);
+  draw_ahead(step, statuses);
   for (std::size_t i = 0; i < step.sequences.size(); ++i) {
     const ScheduledSequence& item = step.sequences[i];
     if (statuses[i].ok()) {

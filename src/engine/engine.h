@@ -7,10 +7,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "backend/cpu/thread_team.h"
 #include "core/status.h"
 #include "engine/block_manager.h"
 #include "engine/request.h"
@@ -27,6 +29,8 @@ struct EngineOptions {
   bool prefix_caching = true;
   std::int64_t max_waiting = 4096;  // further requests are refused as overload
   bool poison_dead_blocks = false;  // tests
+  // Borrowed; samples the rows of a step together. Null: one after the other.
+  cpu::ThreadTeam* team = nullptr;
   // Borrowed, used on the engine's thread; null: no speculation. Sets
   // scheduler.speculative_tokens.
   Speculator* speculator = nullptr;
@@ -89,6 +93,22 @@ class Engine {
                std::vector<RequestOutput>& outputs);
   void prompt_rows(std::size_t item_index, const ScheduledSequence& item, Live& live,
                    RequestOutput& output);
+  // A token, or why there is none.
+  struct Drawn {
+    Status error;
+    std::int32_t id = 0;
+    std::optional<Logprobs> logprobs;  // if asked for
+  };
+  // Memory of a thread that samples.
+  struct Drawer {
+    SamplerScratch sampler;
+    std::vector<float> logits;  // after the rules of a request
+  };
+  // Which token logit row `row` gives at `position`, with the rules of the request. Any thread.
+  Drawn choose(std::size_t item_index, std::int64_t row, const Live& live, std::int64_t position,
+               Drawer& drawer) const;
+  // Tokens of the step's rows that depend on no other token of the step, by the team.
+  void draw_ahead(const ScheduledStep& step, const std::vector<Status>& statuses);
   // Draws from logit row `row`, or takes `given`; what then ends the answer, if anything.
   std::optional<FinishReason> draw(std::size_t item_index, std::int64_t row, Live& live,
                                    RequestOutput& output, std::optional<std::int32_t> given);
@@ -109,7 +129,9 @@ class Engine {
   Scheduler scheduler_;
   Runner runner_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Live>> live_;
-  std::vector<float> scratch_;
+  std::vector<Drawer> drawers_;  // of each thread
+  // What draw_ahead() has drawn: [item][row from its first that gives a token].
+  std::vector<std::vector<Drawn>> ahead_;
   EngineStats counters_;
 
   std::mutex mutex_;  // of the next four

@@ -215,6 +215,7 @@ Result<EvalReport> run_eval(StepModel& model, const Tokenizer& tokenizer,
   engine_options.scheduler.max_sequences = options.rows;
   engine_options.scheduler.max_step_tokens =
       std::max(options.step_tokens, options.rows * (1 + guesses) + m3::kPageTokens);
+  engine_options.team = options.team;
   engine_options.speculator = options.speculator;
   engine_options.scheduler.speculative_tokens = guesses;
   const auto begin = std::chrono::steady_clock::now();

@@ -55,6 +55,7 @@ struct EvalOptions {
   std::int64_t rows = 16;          // sequences at once
   std::int64_t step_tokens = 512;  // rows of a step with prompts
   std::vector<std::int32_t> eos_ids;
+  cpu::ThreadTeam* team = nullptr;   // as EngineOptions::team
   Speculator* speculator = nullptr;  // borrowed; null: no speculation. Changes no answer
   std::int64_t misses = 20;          // kept at most
   std::function<void(std::uint64_t done, std::uint64_t total)> progress;

@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <string>
 #include <vector>
+
+#include "backend/cpu/head.h"
 
 namespace monolayer::engine {
 namespace {
@@ -16,45 +20,178 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// exp for x <= 0, from basic operations only: the C library picks another variant per machine, and
-// a last-bit difference could flip a sampled token.
-double exp_nonpositive(double x) {
+// exp(x) for x <= 0, from basic operations only: the C library picks another variant per machine,
+// and a last-bit difference could flip a sampled token. Without branches and calls, so that a loop
+// over it becomes vector code.
+inline double exp_nonpositive(double x) {
   constexpr double kLog2e = 1.4426950408889634;
   constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
-  if (x < -700) return 0;
-  const double n = std::floor(x * kLog2e + 0.5);
-  const double r = (x - n * kLn2High) - n * kLn2Low;  // |r| <= ln(2)/2
-  double sum = 1;
-  for (int i = 14; i >= 1; --i) sum = 1 + sum * r / i;
-  const auto exponent = static_cast<std::uint64_t>(static_cast<std::int64_t>(n) + 1023);
-  return sum * std::bit_cast<double>(exponent << 52);
+  constexpr double kRound = 0x1.8p52;  // added, it leaves a whole number in the low bits
+  const double bounded = x < -700 ? -700 : x;
+  const double shifted = bounded * kLog2e + kRound;
+  const double n = shifted - kRound;
+  const double r = (bounded - n * kLn2High) - n * kLn2Low;  // |r| <= ln(2)/2
+  // Taylor's coefficients up to 1/14!.
+  constexpr double kC[] = {1.0,
+                           1.0,
+                           1.0 / 2,
+                           1.0 / 6,
+                           1.0 / 24,
+                           1.0 / 120,
+                           1.0 / 720,
+                           1.0 / 5040,
+                           1.0 / 40320,
+                           1.0 / 362880,
+                           1.0 / 3628800,
+                           1.0 / 39916800,
+                           1.0 / 479001600,
+                           1.0 / 6227020800.0,
+                           1.0 / 87178291200.0};
+  double sum = kC[14];
+  sum = sum * r + kC[13];
+  sum = sum * r + kC[12];
+  sum = sum * r + kC[11];
+  sum = sum * r + kC[10];
+  sum = sum * r + kC[9];
+  sum = sum * r + kC[8];
+  sum = sum * r + kC[7];
+  sum = sum * r + kC[6];
+  sum = sum * r + kC[5];
+  sum = sum * r + kC[4];
+  sum = sum * r + kC[3];
+  sum = sum * r + kC[2];
+  sum = sum * r + kC[1];
+  sum = sum * r + kC[0];
+  const double scale = std::bit_cast<double>((std::bit_cast<std::uint64_t>(shifted) + 1023) << 52);
+  return x < -700 ? 0 : sum * scale;
 }
 
-struct Candidate {
-  double weight;  // unnormalised probability
-  float logit;
-  std::int32_t id;
-};
-
-bool better(const Candidate& a, const Candidate& b) {
+bool better(const SamplerCandidate& a, const SamplerCandidate& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-// Keeps the best tokens up to probability `top_p` of the candidates' total.
-void keep_top_p(std::vector<Candidate>& candidates, double top_p) {
-  double total = 0;
-  for (const Candidate& c : candidates) total += c.weight;
-  // A heap yields the few tokens needed in order without sorting the whole vocabulary.
-  const auto worse = [](const Candidate& a, const Candidate& b) { return better(b, a); };
-  std::make_heap(candidates.begin(), candidates.end(), worse);
-  auto end = candidates.end();
-  double kept = 0;
-  while (end != candidates.begin() && kept < top_p * total) {
-    std::pop_heap(candidates.begin(), end, worse);
-    --end;
-    kept += end->weight;
+double weight_of(float logit, float top, double temperature) {
+  return exp_nonpositive((static_cast<double>(logit) - static_cast<double>(top)) / temperature);
+}
+
+// Logits as integers in their order, either zero as the other one: whole pieces are compared with
+// vector code.
+std::int32_t order_of(float logit) {
+  const auto bits = std::bit_cast<std::int32_t>(logit + 0.0F);
+  return bits ^ (bits >> 31 & 0x7FFFFFFF);
+}
+
+constexpr std::size_t kPiece = 256;  // of the vocabulary
+
+std::size_t pieces_of(std::span<const float> logits) {
+  return (logits.size() + kPiece - 1) / kPiece;
+}
+std::span<const float> piece(std::span<const float> logits, std::size_t i) {
+  return logits.subspan(i * kPiece, std::min(kPiece, logits.size() - i * kPiece));
+}
+
+// The largest logit of every piece.
+void find_largest(std::span<const float> logits, std::vector<std::int32_t>& largest) {
+  largest.resize(pieces_of(logits));
+  for (std::size_t i = 0; i < largest.size(); ++i) {
+    std::int32_t best = std::numeric_limits<std::int32_t>::min();
+    for (const float logit : piece(logits, i)) best = std::max(best, order_of(logit));
+    largest[i] = best;
   }
-  candidates.erase(candidates.begin(), end);
+}
+
+// Tokens from `least` on, in ascending order of ids; their weights are still missing.
+void collect(std::span<const float> logits, std::int32_t least, SamplerScratch& s,
+             std::vector<SamplerCandidate>& out) {
+  out.clear();
+  for (std::size_t i = 0; i < s.largest.size(); ++i) {
+    if (s.largest[i] < least) continue;
+    auto id = static_cast<std::int32_t>(i * kPiece);
+    for (const float logit : piece(logits, i)) {
+      if (order_of(logit) >= least) out.push_back({0, logit, id});
+      ++id;
+    }
+  }
+}
+
+// The k best tokens, best first. Needs s.largest.
+void best_tokens(std::span<const float> logits, std::size_t k, SamplerScratch& s,
+                 std::vector<SamplerCandidate>& out) {
+  std::int32_t least = std::numeric_limits<std::int32_t>::min();
+  if (k <= s.largest.size()) {
+    // As many pieces as tokens are wanted have one from there on.
+    s.order = s.largest;
+    const auto kth = s.order.begin() + static_cast<std::ptrdiff_t>(k) - 1;
+    std::nth_element(s.order.begin(), kth, s.order.end(), std::greater<>());
+    least = *kth;
+  }
+  collect(logits, least, s, out);
+  const std::size_t count = std::min(k, out.size());
+  std::partial_sort(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(count), out.end(),
+                    better);
+  out.resize(count);
+}
+
+// How many of `candidates`, best first, reach `wanted`; one more than there are if all do not.
+std::size_t reach(std::span<const SamplerCandidate> candidates, double wanted) {
+  double kept = 0;
+  std::size_t count = 0;
+  while (kept < wanted) {
+    if (count == candidates.size()) return count + 1;
+    kept += candidates[count++].weight;
+  }
+  return count;
+}
+
+// s.weights of the whole vocabulary.
+void weigh(std::span<const float> logits, float top, double temperature, SamplerScratch& s) {
+  s.weights.resize(logits.size());
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    s.weights[i] = weight_of(logits[i], top, temperature);
+}
+
+// The smallest set of best tokens of the whole vocabulary that reaches `top_p`, best first: only
+// what is likely enough to be in it gets sorted. Needs s.weights.
+void nucleus(std::span<const float> logits, double top_p, SamplerScratch& s,
+             std::vector<SamplerCandidate>& out) {
+  constexpr int kBins = 64;  // weights of 2^-i to 2^-i-1; the last one has all that are smaller
+  double total = 0, mass[kBins] = {};
+  for (const double weight : s.weights) {
+    total += weight;
+    const auto exponent = static_cast<int>(std::bit_cast<std::uint64_t>(weight) >> 52);
+    mass[std::clamp(1023 - exponent, 0, kBins - 1)] += weight;
+  }
+  int bins = 0;
+  for (double kept = 0; bins < kBins && kept < top_p * total; ++bins) kept += mass[bins];
+  while (true) {
+    // One bin more than it takes: nobody is left out by the last bit of a weight.
+    const double least = ++bins < kBins ? std::ldexp(1.0, -bins) : 0;
+    out.clear();
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+      if (s.weights[i] >= least)
+        out.push_back({s.weights[i], logits[i], static_cast<std::int32_t>(i)});
+    }
+    std::sort(out.begin(), out.end(), better);
+    const std::size_t count = reach(out, top_p * total);
+    if (count <= out.size() || least == 0) return out.resize(std::min(count, out.size()));
+  }
+}
+
+// One of `size` tokens by weight, in the order they come in, which is that of ids: equal sets give
+// equal tokens. `fallback`: where none has weight.
+template <typename Weight>
+std::size_t pick(std::size_t size, double uniform, Weight&& weight, std::size_t fallback) {
+  double total = 0;
+  for (std::size_t i = 0; i < size; ++i) total += weight(i);
+  const double target = uniform * total;
+  double sum = 0;
+  for (std::size_t i = 0; i < size; ++i) {
+    if (weight(i) == 0) continue;
+    fallback = i;
+    sum += weight(i);
+    if (sum > target) break;
+  }
+  return fallback;
 }
 
 }  // namespace
@@ -79,18 +216,28 @@ double counter_uniform(std::uint64_t seed, std::uint64_t position) {
 }
 
 std::int32_t greedy_token(std::span<const float> logits) {
-  return static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  std::size_t best_piece = 0;
+  std::int32_t best = std::numeric_limits<std::int32_t>::min();
+  for (std::size_t i = 0; i < pieces_of(logits); ++i) {
+    std::int32_t largest = std::numeric_limits<std::int32_t>::min();
+    for (const float logit : piece(logits, i)) largest = std::max(largest, order_of(logit));
+    if (largest > best) best_piece = i;
+    best = std::max(best, largest);
+  }
+  const auto in = piece(logits, best_piece);
+  const auto at = std::find_if(in.begin(), in.end(), [&](float x) { return order_of(x) == best; });
+  return static_cast<std::int32_t>(best_piece * kPiece) +
+         static_cast<std::int32_t>(at - in.begin());
 }
 
 Status check_finite(std::span<const float> logits, std::int64_t position) {
   if (logits.empty()) return {Code::kInvalidArgument, "logits", "are empty"};
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (!std::isfinite(logits[i]))
-      return {Code::kInternal, "logits",
-              "of token " + std::to_string(i) + " at position " + std::to_string(position) +
-                  " are not finite"};
-  }
-  return ok_status();
+  const std::int64_t bad =
+      cpu::first_non_finite(logits, {0, static_cast<std::int64_t>(logits.size())});
+  if (bad < 0) return ok_status();
+  return {Code::kInternal, "logits",
+          "of token " + std::to_string(bad) + " at position " + std::to_string(position) +
+              " are not finite"};
 }
 
 Result<std::int32_t> sample_token(std::span<const float> logits, const SamplingParams& params,
@@ -101,66 +248,77 @@ Result<std::int32_t> sample_token(std::span<const float> logits, const SamplingP
 
 std::int32_t sample_finite(std::span<const float> logits, const SamplingParams& params,
                            std::int64_t position) {
+  SamplerScratch scratch;
+  return sample_finite(logits, params, position, scratch);
+}
+
+std::int32_t sample_finite(std::span<const float> logits, const SamplingParams& params,
+                           std::int64_t position, SamplerScratch& scratch) {
   const std::int32_t best = greedy_token(logits);
   if (params.temperature == 0) return best;
 
   const float top = logits[static_cast<std::size_t>(best)];
-  std::vector<Candidate> candidates(logits.size());
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    const double below = static_cast<double>(logits[i]) - static_cast<double>(top);
-    candidates[i] = {exp_nonpositive(below / params.temperature), logits[i],
-                     static_cast<std::int32_t>(i)};
+  const double uniform = counter_uniform(params.seed, static_cast<std::uint64_t>(position));
+  std::vector<SamplerCandidate>& candidates = scratch.candidates;
+  if (params.top_k > 0 && params.top_k < static_cast<std::int64_t>(logits.size())) {
+    find_largest(logits, scratch.largest);
+    best_tokens(logits, static_cast<std::size_t>(params.top_k), scratch, candidates);
+    double total = 0;
+    for (SamplerCandidate& c : candidates) {
+      c.weight = weight_of(c.logit, top, params.temperature);
+      total += c.weight;
+    }
+    if (params.top_p < 1)
+      candidates.resize(std::min(candidates.size(), reach(candidates, params.top_p * total)));
+  } else {
+    weigh(logits, top, params.temperature, scratch);
+    if (params.top_p == 1) {
+      const std::vector<double>& weights = scratch.weights;
+      return static_cast<std::int32_t>(pick(
+          weights.size(), uniform,
+          [&](std::size_t i) { return weights[i] < params.min_p ? 0 : weights[i]; },
+          static_cast<std::size_t>(best)));
+    }
+    nucleus(logits, params.top_p, scratch, candidates);
   }
-  if (params.top_k > 0 && params.top_k < static_cast<std::int64_t>(candidates.size())) {
-    std::nth_element(candidates.begin(), candidates.begin() + params.top_k, candidates.end(),
-                     better);
-    candidates.resize(static_cast<std::size_t>(params.top_k));
-  }
-  if (params.top_p < 1) keep_top_p(candidates, params.top_p);
   // The best token's weight is 1, so weights are already shares of it.
-  if (params.min_p > 0)
-    std::erase_if(candidates, [&](const Candidate& c) { return c.weight < params.min_p; });
-
-  // One order whatever the filters left behind, so that equal sets give equal tokens.
+  std::erase_if(candidates, [&](const SamplerCandidate& c) { return c.weight < params.min_p; });
   std::sort(candidates.begin(), candidates.end(),
-            [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-  double total = 0;
-  for (const Candidate& c : candidates) total += c.weight;
-  const double target = counter_uniform(params.seed, static_cast<std::uint64_t>(position)) * total;
-  double sum = 0;
-  std::int32_t chosen = best;
-  for (const Candidate& c : candidates) {
-    if (c.weight == 0) continue;
-    chosen = c.id;
-    sum += c.weight;
-    if (sum > target) break;
-  }
-  return chosen;
+            [](const SamplerCandidate& a, const SamplerCandidate& b) { return a.id < b.id; });
+  return candidates[pick(
+                        candidates.size(), uniform,
+                        [&](std::size_t i) { return candidates[i].weight; }, 0)]
+      .id;
 }
 
 Logprobs token_logprobs(std::span<const float> logits, std::int32_t chosen, std::int64_t top) {
-  const double best = logits[static_cast<std::size_t>(greedy_token(logits))];
+  SamplerScratch scratch;
+  return token_logprobs(logits, chosen, top, scratch);
+}
+
+Logprobs token_logprobs(std::span<const float> logits, std::int32_t chosen, std::int64_t top,
+                        SamplerScratch& s) {
+  const float best = logits[static_cast<std::size_t>(greedy_token(logits))];
+  weigh(logits, best, 1, s);
   double total = 0;
-  for (const float logit : logits) total += exp_nonpositive(static_cast<double>(logit) - best);
-  const double log_total = std::log(total) + best;
+  for (const double weight : s.weights) total += weight;
+  const double log_total = std::log(total) + static_cast<double>(best);
   const auto logprob = [&](std::int32_t id) {
     const double logit = logits[static_cast<std::size_t>(id)];
     return TokenLogprob{id, static_cast<float>(logit - log_total)};
   };
-  const auto ahead = [&](std::int32_t a, std::int32_t b) {
-    const float x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
-    return x != y ? x > y : a < b;
-  };
   Logprobs result;
   result.chosen = logprob(chosen);
-  std::vector<std::int32_t> order(logits.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i);
-  result.rank = 1 + std::count_if(order.begin(), order.end(),
-                                  [&](std::int32_t id) { return ahead(id, chosen); });
-  const auto count = std::min<std::int64_t>(top, static_cast<std::int64_t>(order.size()));
-  std::partial_sort(order.begin(), order.begin() + count, order.end(), ahead);
-  for (std::int64_t i = 0; i < count; ++i)
-    result.top.push_back(logprob(order[static_cast<std::size_t>(i)]));
+  const std::int32_t own = order_of(logits[static_cast<std::size_t>(chosen)]);
+  std::int64_t ahead = 0, equal_before = 0;
+  for (const float logit : logits) ahead += order_of(logit) > own ? 1 : 0;
+  for (const float logit : logits.first(static_cast<std::size_t>(chosen)))
+    equal_before += order_of(logit) == own ? 1 : 0;
+  result.rank = 1 + ahead + equal_before;
+  if (top < 1) return result;
+  find_largest(logits, s.largest);
+  best_tokens(logits, static_cast<std::size_t>(top), s, s.candidates);
+  for (const SamplerCandidate& c : s.candidates) result.top.push_back(logprob(c.id));
   return result;
 }
 

@@ -18,6 +18,18 @@ struct SamplingParams {
   std::uint64_t seed = 0;
 };
 
+struct SamplerCandidate {
+  double weight;  // probability, the best token's being 1
+  float logit;
+  std::int32_t id;
+};
+// Memory of a thread that samples, kept from token to token; contents mean nothing.
+struct SamplerScratch {
+  std::vector<SamplerCandidate> candidates;
+  std::vector<double> weights;               // of the whole vocabulary
+  std::vector<std::int32_t> largest, order;  // of its pieces
+};
+
 // kInvalidArgument naming the parameter and its bound: temperature in [0, 100], top_p in (0, 1],
 // top_k >= 0, min_p in [0, 1]; NaN is never accepted.
 Status check_sampling(const SamplingParams& params);
@@ -39,6 +51,8 @@ Result<std::int32_t> sample_token(std::span<const float> logits, const SamplingP
 // The same for logits that were checked and may since have lost tokens to minus infinity; at least
 // one must be finite.
 std::int32_t sample_finite(std::span<const float> logits, const SamplingParams& params,
+                           std::int64_t position, SamplerScratch& scratch);
+std::int32_t sample_finite(std::span<const float> logits, const SamplingParams& params,
                            std::int64_t position);
 
 // Natural logarithms of the model's own distribution, whatever the sampling parameters.
@@ -52,6 +66,8 @@ struct Logprobs {
   std::int64_t rank = 0;          // of the chosen token, 1 for the best
   std::vector<TokenLogprob> top;  // best first; equal logits rank by ascending id
 };
+Logprobs token_logprobs(std::span<const float> logits, std::int32_t chosen, std::int64_t top,
+                        SamplerScratch& scratch);
 Logprobs token_logprobs(std::span<const float> logits, std::int32_t chosen, std::int64_t top);
 
 }  // namespace monolayer::engine

@@ -128,6 +128,7 @@ Status load(const ServeOptions& options, engine::Engine::Sink sink, Loaded& load
                                                options.speculation.options));
     loaded.engine_options.speculator = &loaded.draft_run->speculator();
   }
+  loaded.engine_options.team = &loaded.run->team();
   loaded.steps = std::make_unique<engine::NativeModel>(
       loaded.model->config, loaded.run->native(), loaded.run->pool(),
       [model = loaded.model.get(), draft = loaded.draft.get()] {

@@ -47,12 +47,15 @@ class GreedyEngine : public ::testing::Test {
   }
   struct Outcome {
     std::vector<std::vector<std::int32_t>> tokens;
+    std::vector<std::vector<Logprobs>> logprobs;
     std::int64_t greedy_rows = 0, logit_rows = 0;
   };
-  static Outcome answer(const std::vector<Request>& requests, bool chooses) {
+  static Outcome answer(const std::vector<Request>& requests, bool chooses,
+                        cpu::ThreadTeam* team = nullptr) {
     Watched steps(model_->config, run_->native(), run_->pool());
     steps.chooses = chooses;
     EngineOptions options;
+    options.team = team;
     options.scheduler.max_sequences = 16;
     options.scheduler.max_step_tokens = 256;
     Outcome outcome;
@@ -65,6 +68,7 @@ class GreedyEngine : public ::testing::Test {
       EXPECT_TRUE(got);
       EXPECT_EQ(got->last.error.to_string(), Status().to_string());
       outcome.tokens.push_back(got->tokens);
+      outcome.logprobs.push_back(got->logprobs);
     }
     outcome.greedy_rows = steps.greedy_rows;
     outcome.logit_rows = steps.logit_rows;
@@ -91,6 +95,33 @@ TEST_F(GreedyEngine, MixedBatchesAnswerAsFromLogits) {
   EXPECT_EQ(chosen.logit_rows, 4 * 6);
   EXPECT_EQ(from_logits.greedy_rows, 0);
   EXPECT_EQ(from_logits.logit_rows, 12 * 6);
+}
+
+// Whoever draws, and beside whom.
+TEST_F(GreedyEngine, ATeamDrawsTheSameTokens) {
+  std::vector<Request> requests;
+  for (std::uint32_t i = 0; i < 12; ++i) {
+    requests.push_back(ask(i, i % 4 == 0 ? 0 : 0.5 + 0.1 * i));
+    if (i % 3 == 0) requests.back().logprobs = 3;
+    if (i % 5 == 2) requests.back().rules.presence_penalty = 1.5;
+    if (i % 4 == 3) {
+      requests.back().sampling.top_k = 0;
+      requests.back().min_tokens = 3;
+      requests.back().stop_ids = {2, 3, 4};
+    }
+  }
+  const Outcome one = answer(requests, true);
+  const Outcome team = answer(requests, true, &run_->team());
+  EXPECT_EQ(one.tokens, team.tokens);
+  ASSERT_EQ(one.logprobs.size(), team.logprobs.size());
+  for (std::size_t r = 0; r < one.logprobs.size(); ++r) {
+    EXPECT_EQ(one.logprobs[r].size(), r % 3 == 0 ? one.tokens[r].size() : 0U);
+    ASSERT_EQ(one.logprobs[r].size(), team.logprobs[r].size());
+    for (std::size_t i = 0; i < one.logprobs[r].size(); ++i) {
+      EXPECT_EQ(one.logprobs[r][i].chosen, team.logprobs[r][i].chosen);
+      EXPECT_EQ(one.logprobs[r][i].top, team.logprobs[r][i].top);
+    }
+  }
 }
 
 TEST_F(GreedyEngine, WhatNeedsLogitsGetsThem) {

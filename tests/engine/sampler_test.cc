@@ -1,8 +1,10 @@
 #include "engine/sampler.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <random>
 #include <set>
 #include <vector>
 
@@ -79,6 +81,100 @@ TEST(Sample, TopPAppliesToWhatTopKLeft) {
   const std::vector<float> logits{2 * ln2, 0.0F, ln2, 0.0F};
   // After top-k 2: 2/3 and 1/3, so 0.6 keeps the best alone; of the full set it would keep two.
   expect_distribution(logits, {.temperature = 1, .top_p = 0.6, .top_k = 2}, {{0, 1.0}});
+}
+
+// The same filters by sorting the whole vocabulary, weights by the C library.
+std::int32_t by_sorting(const std::vector<float>& logits, const SamplingParams& p,
+                        std::int64_t position) {
+  std::vector<std::int32_t> ids(logits.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i);
+  const auto logit = [&](std::int32_t id) { return logits[static_cast<std::size_t>(id)]; };
+  std::stable_sort(ids.begin(), ids.end(), [&](auto a, auto b) { return logit(a) > logit(b); });
+  const auto weight = [&](std::int32_t id) {
+    return std::exp((static_cast<double>(logit(id)) - logit(ids.front())) / p.temperature);
+  };
+  std::vector<std::int32_t> kept = ids;
+  if (p.top_k > 0) kept.resize(std::min(kept.size(), static_cast<std::size_t>(p.top_k)));
+  double total = 0, sum = 0;
+  for (const std::int32_t id : kept) total += weight(id);
+  std::size_t count = 0;
+  while (count < kept.size() && sum < p.top_p * total) sum += weight(kept[count++]);
+  if (p.top_p < 1) kept.resize(count);
+  std::erase_if(kept, [&](std::int32_t id) { return weight(id) < p.min_p; });
+  std::sort(kept.begin(), kept.end());
+  total = sum = 0;
+  for (const std::int32_t id : kept) total += weight(id);
+  const double target = counter_uniform(p.seed, static_cast<std::uint64_t>(position)) * total;
+  for (const std::int32_t id : kept) {
+    sum += weight(id);
+    if (sum > target) return id;
+  }
+  return kept.back();
+}
+
+TEST(Sample, LargeVocabulariesAgainstSortingThemWhole) {
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal(0, 1);
+  SamplerScratch scratch;
+  int draws = 0;
+  for (const std::size_t size : {1U, 255U, 256U, 257U, 3000U, 20011U}) {
+    for (const float spread : {0.0F, 0.5F, 3.0F, 20.0F}) {
+      std::vector<float> logits(size);
+      for (float& l : logits) l = normal(random) * spread;
+      if (spread == 3.0F)  // ties, and both zeros
+        for (float& l : logits) l = std::round(l * 2) / 2;
+      if (spread == 20.0F)  // what rules have banned
+        for (std::size_t i = 1; i < size; i += 3)
+          logits[i] = -std::numeric_limits<float>::infinity();
+      for (const double top_p : {1.0, 0.95, 0.3, 1e-9}) {
+        for (const std::int64_t top_k : {0, 1, 40, 2500}) {
+          for (const double min_p : {0.0, 0.05}) {
+            const SamplingParams p{.temperature = 0.4 + 0.3 * (draws % 5),
+                                   .top_p = top_p,
+                                   .top_k = top_k,
+                                   .min_p = min_p,
+                                   .seed = static_cast<std::uint64_t>(draws)};
+            ASSERT_EQ(sample_finite(logits, p, draws, scratch), by_sorting(logits, p, draws))
+                << size << " tokens of spread " << spread << ", top-p " << top_p << ", top-k "
+                << top_k << ", min-p " << min_p;
+            ++draws;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Logprobs, LargeVocabulariesAgainstSortingThemWhole) {
+  std::mt19937 random(12);
+  std::vector<float> logits(30000);
+  for (float& l : logits) l = static_cast<float>(random() % 200) / 8 - 10;
+  std::vector<std::int32_t> ids(logits.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i);
+  const auto logit = [&](std::int32_t id) { return logits[static_cast<std::size_t>(id)]; };
+  std::stable_sort(ids.begin(), ids.end(), [&](auto a, auto b) { return logit(a) > logit(b); });
+  double total = 0;
+  for (const float l : logits) total += std::exp(static_cast<double>(l));
+  for (const std::int64_t rank : {1, 2, 150, 20000, 30000}) {
+    const std::int32_t id = ids[static_cast<std::size_t>(rank - 1)];
+    const Logprobs got = token_logprobs(logits, id, 20);
+    EXPECT_EQ(got.rank, rank);
+    EXPECT_NEAR(got.chosen.logprob, logit(id) - std::log(total), 1e-4);
+    ASSERT_EQ(got.top.size(), 20U);
+    for (std::size_t i = 0; i < 20; ++i) EXPECT_EQ(got.top[i].id, ids[i]);
+  }
+}
+
+TEST(Greedy, LargeVocabulariesWithTies) {
+  std::mt19937 random(13);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<float> logits(1 + random() % 2000);
+    for (float& l : logits) l = static_cast<float>(random() % 5) - 4;
+    for (std::size_t i = 0; i < logits.size(); i += 2)
+      if (logits[i] == 0) logits[i] = -0.0F;
+    EXPECT_EQ(greedy_token(logits),
+              std::max_element(logits.begin(), logits.end()) - logits.begin());
+  }
 }
 
 TEST(Sample, SeedAndPositionDecide) {
