@@ -11,6 +11,7 @@
 
 #include "backend/cuda/native.h"
 #include "backend_cpu/native_harness.h"
+#include "backend_cpu/random_model.h"
 
 namespace monolayer::test {
 
