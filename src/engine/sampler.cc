@@ -20,17 +20,16 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// exp(x) for x <= 0, from basic operations only: the C library picks another variant per machine,
-// and a last-bit difference could flip a sampled token. Without branches and calls, so that a loop
-// over it becomes vector code.
-inline double exp_nonpositive(double x) {
+// exp(x) for x from -705 to 0, from basic operations only: the C library picks another variant per
+// machine, and a last-bit difference could flip a sampled token. Without a condition, so that a
+// loop over it becomes vector code.
+inline double exp_in_range(double x) {
   constexpr double kLog2e = 1.4426950408889634;
   constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
   constexpr double kRound = 0x1.8p52;  // added, it leaves a whole number in the low bits
-  const double bounded = x < -700 ? -700 : x;
-  const double shifted = bounded * kLog2e + kRound;
+  const double shifted = x * kLog2e + kRound;
   const double n = shifted - kRound;
-  const double r = (bounded - n * kLn2High) - n * kLn2Low;  // |r| <= ln(2)/2
+  const double r = (x - n * kLn2High) - n * kLn2Low;  // |r| <= ln(2)/2
   // Taylor's coefficients up to 1/14!.
   constexpr double kC[] = {1.0,
                            1.0,
@@ -63,16 +62,38 @@ inline double exp_nonpositive(double x) {
   sum = sum * r + kC[1];
   sum = sum * r + kC[0];
   const double scale = std::bit_cast<double>((std::bit_cast<std::uint64_t>(shifted) + 1023) << 52);
-  return x < -700 ? 0 : sum * scale;
+  return sum * scale;
 }
 
 bool better(const SamplerCandidate& a, const SamplerCandidate& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-double weight_of(float logit, float top, double temperature) {
-  return exp_nonpositive((static_cast<double>(logit) - static_cast<double>(top)) / temperature);
-}
+// Probabilities, the best token's being 1; none for what has less than e^-700, or was banned.
+struct Weigher {
+  double top, temperature;
+  float least;
+  Weigher(float best, double t)
+      : top(best),
+        temperature(t),
+        least(static_cast<float>(
+            std::max(top - 700 * t, static_cast<double>(std::numeric_limits<float>::lowest())))) {}
+  double unbounded(float logit) const {
+    return exp_in_range((static_cast<double>(logit) - top) / temperature);
+  }
+  double operator()(float logit) const { return logit < least ? 0 : unbounded(logit); }
+  // The same of many.
+  void all(std::span<const float> logits, std::vector<double>& weights) const {
+    weights.resize(logits.size());
+    const Weigher one = *this;  // which no weight that is written overlaps
+    const float* const in = logits.data();
+    double* const out = weights.data();
+    const std::size_t n = logits.size();
+    for (std::size_t i = 0; i < n; ++i) out[i] = one.unbounded(in[i]);
+    for (std::size_t i = 0; i < n; ++i)
+      if (in[i] < one.least) out[i] = 0;
+  }
+};
 
 // Logits as integers in their order, either zero as the other one: whole pieces are compared with
 // vector code.
@@ -141,13 +162,6 @@ std::size_t reach(std::span<const SamplerCandidate> candidates, double wanted) {
     kept += candidates[count++].weight;
   }
   return count;
-}
-
-// s.weights of the whole vocabulary.
-void weigh(std::span<const float> logits, float top, double temperature, SamplerScratch& s) {
-  s.weights.resize(logits.size());
-  for (std::size_t i = 0; i < logits.size(); ++i)
-    s.weights[i] = weight_of(logits[i], top, temperature);
 }
 
 // The smallest set of best tokens of the whole vocabulary that reaches `top_p`, best first: only
@@ -257,7 +271,7 @@ std::int32_t sample_finite(std::span<const float> logits, const SamplingParams& 
   const std::int32_t best = greedy_token(logits);
   if (params.temperature == 0) return best;
 
-  const float top = logits[static_cast<std::size_t>(best)];
+  const Weigher weigher(logits[static_cast<std::size_t>(best)], params.temperature);
   const double uniform = counter_uniform(params.seed, static_cast<std::uint64_t>(position));
   std::vector<SamplerCandidate>& candidates = scratch.candidates;
   if (params.top_k > 0 && params.top_k < static_cast<std::int64_t>(logits.size())) {
@@ -265,13 +279,13 @@ std::int32_t sample_finite(std::span<const float> logits, const SamplingParams& 
     best_tokens(logits, static_cast<std::size_t>(params.top_k), scratch, candidates);
     double total = 0;
     for (SamplerCandidate& c : candidates) {
-      c.weight = weight_of(c.logit, top, params.temperature);
+      c.weight = weigher(c.logit);
       total += c.weight;
     }
     if (params.top_p < 1)
       candidates.resize(std::min(candidates.size(), reach(candidates, params.top_p * total)));
   } else {
-    weigh(logits, top, params.temperature, scratch);
+    weigher.all(logits, scratch.weights);
     if (params.top_p == 1) {
       const std::vector<double>& weights = scratch.weights;
       return static_cast<std::int32_t>(pick(
@@ -299,7 +313,7 @@ Logprobs token_logprobs(std::span<const float> logits, std::int32_t chosen, std:
 Logprobs token_logprobs(std::span<const float> logits, std::int32_t chosen, std::int64_t top,
                         SamplerScratch& s) {
   const float best = logits[static_cast<std::size_t>(greedy_token(logits))];
-  weigh(logits, best, 1, s);
+  Weigher(best, 1).all(logits, s.weights);
   double total = 0;
   for (const double weight : s.weights) total += weight;
   const double log_total = std::log(total) + static_cast<double>(best);
