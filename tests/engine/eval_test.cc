@@ -223,6 +223,8 @@ class NoNumbers : public NativeModel {
     return ok_status();
   }
 
+  bool chooses_greedily() const override { return false; }  // so that every row has logits
+
  private:
   const std::size_t prompt_;
 };
