@@ -2,6 +2,7 @@
 // decode every word as the kernels do and find each stored value at its place.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -158,6 +159,31 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Whatever is at most the bound stays finite in FP16, and the scale is the largest power that says
 // so.
+// Large enough for several threads, against its row groups one by one.
+TEST(PackLarge, RowGroupsAreThoseOfSmallMatrices) {
+  constexpr std::int64_t kRows = 1024, kCols = 6144;
+  std::vector<std::byte> codes(kRows * kCols / 2);
+  std::vector<std::uint8_t> scales(kRows * kCols / 32);
+  std::mt19937 random(9);
+  for (std::byte& b : codes) b = static_cast<std::byte>(random());
+  for (std::uint8_t& s : scales) s = static_cast<std::uint8_t>(100 + random() % 40);
+  const auto row = [&](std::int64_t i) {
+    return StoredRow{codes.data() + i * kCols / 2, scales.data() + i * kCols / 32};
+  };
+  const Matrix m = describe(Format::kMXFP4, kRows, kCols, 8);
+  ASSERT_GT(packed_bytes(m), 3 << 20);
+  std::vector<unsigned char> whole(static_cast<std::size_t>(packed_bytes(m)));
+  pack(m, row, whole.data());
+  const Matrix one = describe(Format::kMXFP4, 16, kCols, 8);
+  ASSERT_EQ(packed_bytes(one), m.group_bytes);
+  std::vector<unsigned char> group(static_cast<std::size_t>(packed_bytes(one)));
+  for (std::int64_t g = 0; g < m.row_groups; ++g) {
+    pack(
+        one, [&](std::int64_t i) { return row(g * 16 + i); }, group.data());
+    ASSERT_TRUE(std::equal(group.begin(), group.end(), whole.begin() + g * m.group_bytes)) << g;
+  }
+}
+
 TEST(HalfScale, LargestPowerOfTwoThatFits) {
   for (const float bound :
        {1e-25F, 4.5e-8F, 0x1p-9F, 1.0F, 78.4F, 448.0F, 8.96F, 32768.0F, 1e6F, 1e11F}) {

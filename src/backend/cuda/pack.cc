@@ -1,8 +1,12 @@
 #include "backend/cuda/pack.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <exception>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "core/dtype.h"
 
@@ -209,24 +213,50 @@ Matrix describe(Format format, std::int64_t rows, std::int64_t cols, int parts) 
   return sizes(format, rows, cols, parts);
 }
 
-void pack(const Matrix& m, const std::function<StoredRow(std::int64_t)>& row, unsigned char* out) {
+namespace {
+
+void pack_group(const Matrix& m, std::int64_t group,
+                const std::function<StoredRow(std::int64_t)>& row, unsigned char* to) {
   const int tiles_a_part = m.tiles / planes(m.format);
-  for (std::int64_t group = 0; group < m.row_groups; ++group) {
-    StoredRow rows[16];
-    for (int i = 0; i < 16; ++i) rows[i] = row(group * 16 + i);
-    unsigned char* to = out + group * m.group_bytes;
-    for (int part = 0; part < m.parts; ++part) {
-      const std::int64_t begin = part_begin(m, part);
-      const std::int64_t end = part_begin(m, part + 1);
-      for (int tile = 0; tile < tiles_a_part; ++tile) {
-        const TileSource in{rows, begin + tile * tile_columns(m.format), end};
-        for (int plane = 0; plane < planes(m.format); ++plane) {
-          const std::int64_t place = part * m.tiles + tile * planes(m.format) + plane;
-          pack_tile(m.format, in, plane, to + place * m.tile_bytes);
-        }
+  StoredRow rows[16];
+  for (int i = 0; i < 16; ++i) rows[i] = row(group * 16 + i);
+  for (int part = 0; part < m.parts; ++part) {
+    const std::int64_t begin = part_begin(m, part);
+    const std::int64_t end = part_begin(m, part + 1);
+    for (int tile = 0; tile < tiles_a_part; ++tile) {
+      const TileSource in{rows, begin + tile * tile_columns(m.format), end};
+      for (int plane = 0; plane < planes(m.format); ++plane) {
+        const std::int64_t place = part * m.tiles + tile * planes(m.format) + plane;
+        pack_tile(m.format, in, plane, to + place * m.tile_bytes);
       }
     }
   }
+}
+
+// Below, starting threads takes longer than they save.
+constexpr std::int64_t kWorthThreads = std::int64_t{1} << 20;
+constexpr unsigned kMostPackers = 16;
+
+}  // namespace
+
+// One thread packs 120 MB a second: a model takes all there are.
+void pack(const Matrix& m, const std::function<StoredRow(std::int64_t)>& row, unsigned char* out) {
+  std::atomic<std::int64_t> next{0};
+  const auto work = [&] {
+    for (std::int64_t group = next++; group < m.row_groups; group = next++)
+      pack_group(m, group, row, out + group * m.group_bytes);
+  };
+  std::vector<std::thread> others;
+  if (packed_bytes(m) >= kWorthThreads) {
+    const unsigned threads = std::min(std::thread::hardware_concurrency(), kMostPackers);
+    try {
+      others.reserve(threads);
+      for (unsigned i = 1; i < threads; ++i) others.emplace_back(work);
+    } catch (const std::exception&) {  // as many as there are; this one does the rest
+    }
+  }
+  work();
+  for (std::thread& other : others) other.join();
 }
 
 }  // namespace monolayer::cuda

@@ -37,7 +37,8 @@ Matrix describe(Format format, std::int64_t rows, std::int64_t cols, int parts);
 // Bytes of a packed matrix.
 inline std::int64_t packed_bytes(const Matrix& m) { return m.group_bytes * m.row_groups; }
 
-// Packs 16 * m.row_groups rows given by `row(i)`, all in m.format, into `out`.
+// Packs 16 * m.row_groups rows given by `row(i)`, all in m.format, into `out`; a large matrix on
+// several threads, which all ask for rows.
 void pack(const Matrix& m, const std::function<StoredRow(std::int64_t)>& row, unsigned char* out);
 
 }  // namespace monolayer::cuda
