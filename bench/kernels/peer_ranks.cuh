@@ -61,6 +61,7 @@ __global__ void hold(std::uint64_t ns) {
 struct Options {
   int layers = 0, context = 0, runs = 15, ranks = 2;
   bool stand_in = false;
+  bool words = false;  // fused steps of one row hand over words
   std::vector<int> rows{1, 2, 4, 8, 16};
 };
 
@@ -322,6 +323,7 @@ struct Group {
   std::uint32_t* barriers = nullptr;
   Step* step = nullptr;
   Params argument{};
+  int by_words = 0;  // hand-offs of steps of one row
 
   void open(int on, const std::vector<Rank*>& its) {
     device = on;
@@ -333,10 +335,10 @@ struct Group {
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CHECK(cudaEventCreate(&begin));
     CHECK(cudaEventCreate(&end));
-    barriers = allocate<std::uint32_t>(ranks.size() * cuda::kBarrierWords);
+    barriers = allocate<std::uint32_t>(ranks.size() * cuda::kHandOffWords);
     step = allocate<Step>(1);
     for (std::size_t i = 0; i < ranks.size(); ++i) {
-      ranks[i]->p.barrier = barriers + i * cuda::kBarrierWords;
+      ranks[i]->p.barrier = barriers + i * cuda::kHandOffWords;
       ranks[i]->p.step = step;
     }
     if (ranks.size() == 1) return;
@@ -417,8 +419,8 @@ struct Group {
       if (q.rank_params != nullptr) q.rank_params = no_peers;
     }
     const bool m3 = ranks[0]->m3;
+    q.by_words = by_words;
     if (mono) {
-      CHECK(cudaMemsetAsync(barriers, 0, ranks.size() * cuda::kBarrierWords * 4, stream));
       CHECK(cuda::launch_fused(q, m3, blocks, stream));
       return;
     }

@@ -214,6 +214,25 @@ TEST_P(M3Device, AMillionTokens) {
 }
 
 // Those are checked against the reference; so these are.
+TEST_P(M3Device, HandOffsByWords) {
+  Tally tally;
+  for (const std::int64_t longest : {131072, 1 << 20}) {
+    M3Chain chain(stand_in(), 3, 2, longest, {.by_words = true});
+    ASSERT_TRUE(chain.ok());
+    for (const std::int64_t context : {1, 15, 16, 17, 127, 128, 129, 2047, 2048, 2049, 2064, 2177,
+                                       8192, 8193, 65535, 65536, 65537, 131072, 1 << 20}) {
+      if (context > longest || (longest > 131072 && context < longest)) continue;
+      for (const std::int64_t sequence : {0, 1}) {
+        const std::vector<float> want = chain.logits({sequence}, context, 1, false);
+        for (int run = 0; run < 20; ++run)
+          tally.same(want, chain.logits({sequence}, context, 1, true), where(context, 1, true));
+      }
+    }
+  }
+  std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
+              static_cast<long long>(tally.differ));
+}
+
 TEST_P(M3Device, TheKernelsForAnyShapeGiveTheSame) {
   for (const bool f32_router : {false, true}) {
     Tally tally;

@@ -73,8 +73,6 @@ Status Chain::launch_layer(Params p, int layer) {
 Status Chain::launch_fused_run(Params p, int first, int last) {
   p.first_layer = first;
   p.last_layer = last;
-  ML_CUDA(cudaMemsetAsync(barriers_, 0, ranks_.size() * kBarrierWords * sizeof(std::uint32_t),
-                          stream_));
   const bool m3 = std::all_of(layers().begin() + first, layers().begin() + last,
                               [&](const Layer& l) { return takes_m3(l); });
   ML_CUDA(launch_fused(p, m3, blocks_, stream_));

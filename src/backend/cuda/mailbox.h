@@ -19,7 +19,7 @@ struct Record {
   std::uint32_t block, layer, stage, expected, seen;
   std::uint32_t rank, region, index;
 };
-enum Region : std::uint32_t { kArrivals, kWords, kFence, kSecondFence };
+enum Region : std::uint32_t { kArrivals, kWords, kFence, kSecondFence, kHandOff };
 
 // Bytes from the start of a region. Slot r of a fence is written by rank r only.
 inline constexpr std::int64_t kMailLine = 128;

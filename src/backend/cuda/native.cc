@@ -115,7 +115,7 @@ Status Chain::bind_ranks(const cpu::CachePool& cache) {
   ML_RETURN_IF_ERROR(allocate(device_step_, 1, "CUDA step"));
   ML_RETURN_IF_ERROR(allocate(device_pages_, kMaxRows * pages, "CUDA block tables"));
   ML_RETURN_IF_ERROR(allocate(best_, count * kMaxRows, "CUDA tokens"));
-  ML_RETURN_IF_ERROR(allocate(barriers_, count * kBarrierWords, "CUDA barrier"));
+  ML_RETURN_IF_ERROR(allocate(barriers_, count * kHandOffWords, "CUDA barrier"));
   Record* record = nullptr;
   ML_RETURN_IF_ERROR(allocate(record, 1, "CUDA barrier"));
   ML_CUDA(cudaMemsetAsync(record, 0, sizeof(Record), stream_));
@@ -128,7 +128,8 @@ Status Chain::bind_ranks(const cpu::CachePool& cache) {
     Params& p = rank.params();
     p.step = device_step_;
     p.pages = device_pages_;
-    p.barrier = barriers_ + static_cast<std::ptrdiff_t>(i) * kBarrierWords;
+    p.barrier = barriers_ + static_cast<std::ptrdiff_t>(i) * kHandOffWords;
+    p.by_words = options_.by_words ? 1 : 0;
     p.record = record;
     p.deadline_ns = options_.deadline_ns;
     p.stall_block = rank.shape().rank == options_.stall_rank ? options_.stall_block : -1;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backend/cuda/mailbox.h"
+#include "backend/cuda/words.h"
 
 namespace monolayer::cuda {
 
@@ -135,6 +136,9 @@ enum Stage : int {
 
 inline constexpr int kBarrierStride = 32;  // words
 inline constexpr int kBarrierWords = kStages * kBarrierStride;
+// What a rank's blocks hand to each other through: counters, then words (words.h).
+inline constexpr int kHandOffWords = kBarrierWords + kAllWords * 4;
+static_assert(kBarrierWords % 4 == 0);
 
 // Of a chunk of one KV head: group x head_dim values, group maxima, group sums; whole vectors.
 inline constexpr int partial_floats(int group, int head_dim) {
@@ -181,10 +185,11 @@ struct Params {
   std::int32_t x_bytes, slots;
   std::int32_t in_flight;  // copies on their way into the ring, at most
   std::int32_t most_rows;  // that the launch is planned for
+  std::int32_t by_words;   // hand-offs of a step of one row, if the kernels for M3 fit
   std::int32_t red_columns, red_entries;
   std::uint32_t blocks_divider;  // of the launch
   std::int32_t round;      // items of a round: a power of two, at most a warp each and a slot each
-  std::uint32_t* barrier;  // kBarrierWords, zero at launch: arrivals of each stage, one a line
+  std::uint32_t* barrier;  // kHandOffWords; first arrivals of each stage, one a line
   Record* record;
   std::uint64_t deadline_ns;
   std::int32_t stall_block;  // tests: this block never arrives; -1: none

@@ -196,10 +196,12 @@ Status Peers::close() {
 }
 
 std::string describe_record(const Record& r) {
-  static constexpr const char* kRegions[] = {"arrivals", "words", "fence", "second fence"};
+  static constexpr const char* kRegions[] = {"arrivals", "words", "fence", "second fence",
+                                             "hand-off"};
   std::string text = "rank " + std::to_string(r.rank) + ", block " + std::to_string(r.block) +
                      " gave up waiting in layer " + std::to_string(r.layer) + ", stage " +
-                     std::to_string(r.stage) + " (" + kRegions[r.region & 3U];
+                     std::to_string(r.stage) + " (" +
+                     kRegions[std::min<std::uint32_t>(r.region, kHandOff)];
   if (r.region != kArrivals) text += ", index " + std::to_string(r.index);
   return text + "): expected " + std::to_string(r.expected) + ", saw " + std::to_string(r.seen);
 }

@@ -10,6 +10,10 @@
 #include "backend/cuda/device/feed.cuh"
 #include "backend/cuda/device/hand_off.cuh"
 #include "backend/cuda/device/mlp.cuh"
+#if MONOLAYER_KERNELS_WORDS
+#include "backend/cuda/device/row_attention.cuh"
+#include "backend/cuda/device/row_mlp.cuh"
+#endif
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
@@ -112,14 +116,21 @@ __device__ STAGE_INLINE State run(State state) {
   STAGE(c);
   return c;
 }
-__device__ __forceinline__ void heads_and_next(Context& c) {
-  heads_stage(c);
-  const int next = c.p.first_layer + c.layers_done + 1;
+// By one warp: the next layer's description, and what it will read.
+__device__ __forceinline__ void fetch_next_layer(Context& c) {
+  const int next = layer_of(c) + 1;
   if (c.warp != kWarps - 1 || next >= c.p.last_layer) return;
   Layer& layer = c.s.layers[c.layers_done + 1 & 1];
   copy_layer(c.p.layers, next, layer, c.lane, 32);
   __syncwarp();
   prefetch_layer(c, layer);
+#if MONOLAYER_KERNELS_WORDS
+  prefetch_row_keys(c, layer);
+#endif
+}
+__device__ __forceinline__ void heads_and_next(Context& c) {
+  heads_stage(c);
+  fetch_next_layer(c);
 }
 __device__ __forceinline__ void input_norm_stage(Context& c) {
   norm_rows(c, c.layer().qkv, c.p.hidden, c.layer().input_norm);
@@ -127,6 +138,50 @@ __device__ __forceinline__ void input_norm_stage(Context& c) {
 __device__ __forceinline__ void post_norm_stage(Context& c) {
   norm_rows(c, c.layer().router, c.p.middle, c.layer().post_norm);
 }
+#if MONOLAYER_KERNELS_WORDS
+// One sparse layer of the fused kernel for one row, whose stages wait for words; false once the
+// block gave up. A stage that did computes with anything until the end of the layer.
+__device__ __forceinline__ bool fused_layer(State& state, int l) {
+  const Params& p = shared().params;
+  const int block = block_of_rank();
+  state.layers_done = l - p.first_layer;
+  state = run<row_qkv_stage>(state);
+  mark_end(l, kQkv);
+  state = run<row_heads_stage>(state);
+  const bool counted = shared().step.score != 0 && !scores_are_words(shared().step);
+  if (counted) {
+    arrive(l, kHeads);
+  } else {
+    mark_end(l, kHeads);
+  }
+  if (block < arrivals(kAttend)) {
+    if (counted && !wait_for(l, kHeads, kAttend)) return false;
+    state = run<row_attend_stage>(state);
+    mark_end(l, kAttend);
+  }
+  const int merging = block - first_to_merge(true);
+  if (merging >= 0 && merging < arrivals(kMerge)) {
+    state = run<row_merge_stage>(state);
+    mark_end(l, kMerge);
+  }
+  // Not earlier: a block that attends is waited for.
+  state = run<fetch_next_layer>(state);
+  state = run<row_output_stage>(state);
+  mark_end(l, kOutput);
+  state = run<row_router_stage>(state);
+  mark_end(l, kRouter);
+#pragma unroll 1
+  for (int routed = 0; routed < 2; ++routed) {
+    state.routed = routed;
+    state = run<row_gate_up_half>(state);
+    mark_end(l, routed == 0 ? kShared : kGateUp);
+  }
+  state = run<row_down_stage>(state);
+  mark_end(l, kDown);
+  sync();
+  return shared().abort == 0;
+}
+#else
 // One sparse layer of the fused kernel; false once the block gave up. Blocks without work in a
 // stage neither wait for what it reads nor arrive.
 __device__ __forceinline__ bool fused_layer(State& state, int l) {
@@ -197,6 +252,7 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
   arrive(l, kDown);
   return true;
 }
+#endif
 
 template <unsigned STAGES>
 __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant__ Params argument) {

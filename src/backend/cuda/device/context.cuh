@@ -83,6 +83,10 @@ struct Context : State {
   __device__ int rows() const { return rows_of(s.step); }
 };
 
+__device__ __forceinline__ int layer_of(const Context& c) {
+  return c.p.first_layer + c.layers_done;
+}
+
 // Sums, at the end of shared memory: two halves of red_entries x 16 rows x red_columns, between
 // products at least kWarps x 128 floats of scratch.
 __device__ __forceinline__ float* sums_of(const Params& p) {

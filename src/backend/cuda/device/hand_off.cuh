@@ -30,6 +30,10 @@ __device__ __forceinline__ void stamp(int layer, int stage, int which) {
            block_of_rank()] = static_cast<std::uint32_t>(clock64());
 }
 
+__device__ __forceinline__ void mark_end(int layer, int stage) {
+  if (threadIdx.x == 0) stamp(layer, stage, 1);
+}
+
 // This block's part of `stage` is done and visible to whoever waits for it.
 __device__ __noinline__ void arrive(int layer, int stage) {
   const Shared& s = shared();

@@ -1,0 +1,334 @@
+// Heads, caches and index scores of the only row of a step of MiniMax-M3, handed over as words:
+// what heads.cuh does for any step, with everything that needs no projection done before they are
+// there.
+#pragma once
+
+#include "backend/cuda/device/hand_off.cuh"
+#include "backend/cuda/device/heads.cuh"
+#include "backend/cuda/device/words.cuh"
+
+namespace monolayer::cuda::MONOLAYER_KERNELS {
+
+// Whether this block attends to the newest key of the only row and a KV head.
+__device__ __forceinline__ bool attends_last(const Context& c, int head) {
+  const int chunks = c.step().max_chunks[1];
+  const int unit = head * chunks + chunks - 1;
+  return unit - over_blocks(unit) * c.blocks == c.block;
+}
+
+// Whether the scores of the only row are handed over as words; beyond, blocks are counted.
+__device__ __forceinline__ bool scores_are_words(const StepRows& step) {
+  return step.max_groups <= kWordGroups;
+}
+
+// Keys of a group on their way into shared memory, behind what the projections may still read: in
+// registers they would be waited for before the first call.
+inline constexpr int kKeyRow = 128 + 16;
+inline constexpr int kEarlyBegin = (kMaxHidden * 2 + 127) / 128 * 128 + 256;
+inline constexpr int kEarlyWarps = (attention_bytes(128, true) - kEarlyBegin) / (16 * kKeyRow);
+__device__ __forceinline__ unsigned char* keys_of_warp(const Context& c) {
+  return c.x + kEarlyBegin + (c.warp % kEarlyWarps) * 16 * kKeyRow;
+}
+__device__ __forceinline__ void load_keys(const Context& c, int group, std::int64_t page) {
+  const unsigned char* from =
+      c.layer().index_cache + (page * kPageTokens + group % 8 * 16) * index_dim_of(c.p.shape);
+  unsigned char* to = keys_of_warp(c);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const int row = k * 4 + c.lane / 8;
+    const int at = c.lane % 8 * 16;
+    copy_async(to + row * kKeyRow + at, from + row * 128 + at);
+  }
+}
+
+__device__ __forceinline__ void score_row_keys(const Context& c, int group,
+                                               const std::uint16_t* queries, bool by_words) {
+  const Shape& s = c.p.shape;
+  const int g = c.lane >> 2;
+  const int t = c.lane & 3;
+  const std::uint16_t* q = queries + g * index_dim_of(s) + t * (index_dim_of(s) / 4);
+  const unsigned char* key = keys_of_warp(c) + g * kKeyRow + t * (index_dim_of(s) / 4);
+  uint4 raw_low[2];
+  uint4 raw_high[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    raw_low[i] = *reinterpret_cast<const uint4*>(key + 16 * i);
+    raw_high[i] = *reinterpret_cast<const uint4*>(key + 8 * kKeyRow + 16 * i);
+  }
+  float acc[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint4 b = {0, 0, 0, 0};
+    if (g < s.index_heads) b = *reinterpret_cast<const uint4*>(q + 8 * i);
+    std::uint32_t low[4];
+    std::uint32_t high[4];
+    const uint4 l = raw_low[i / 2];
+    const uint4 h = raw_high[i / 2];
+    decode_e4m3_pairs(i % 2 == 0 ? l.x : l.z, low[0], low[1]);
+    decode_e4m3_pairs(i % 2 == 0 ? l.y : l.w, low[2], low[3]);
+    decode_e4m3_pairs(i % 2 == 0 ? h.x : h.z, high[0], high[1]);
+    decode_e4m3_pairs(i % 2 == 0 ? h.y : h.w, high[2], high[3]);
+    mma(acc, low[0], high[0], low[1], high[1], b.x, b.y);
+    mma(acc, low[2], high[2], low[3], high[3], b.z, b.w);
+  }
+  const int visible = c.step().position[0] + 1 - group * 16;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int head = 2 * t + i;
+    if (i >= s.index_heads) break;  // the same for all lanes
+    float a = acc[i] * kPostE4M3;
+    float b = acc[2 + i] * kPostE4M3;
+    a = a != a ? -1e30F : a;
+    b = b != b ? -1e30F : b;
+    float best = g < visible ? a : -INFINITY;
+    if (g + 8 < visible && best < b) best = b;
+#pragma unroll
+    for (int d = 4; d < 32; d <<= 1) {
+      const float other = __shfl_xor_sync(0xFFFFFFFFU, best, d);
+      best = best < other ? other : best;
+    }
+    if (g != 0 || head >= s.index_heads) continue;
+    if (by_words) {
+      store_value(kScoreWords, head * kWordGroups + group, best + 0.0F, tag_of(c));
+    } else {
+      c.p.scores[static_cast<std::int64_t>(head) * c.p.score_stride + group] = best + 0.0F;
+    }
+  }
+}
+
+// Of the index keys that this block will score in a layer; by one warp.
+__device__ __forceinline__ void prefetch_row_keys(const Context& c, const Layer& layer) {
+  constexpr int kMost = 64;  // groups; more would delay what it is to save
+  if (c.step().score == 0) return;
+  const Share mine(c.step().max_groups, c.block, c.blocks);
+  const std::int32_t* pages = table_of(c.p, c.step(), 0);
+#pragma unroll 1
+  for (int i = c.lane; i < min(mine.count(), kMost) * 16; i += 32) {
+    const int group = mine.begin + i / 16;
+    const std::int64_t page = __ldg(pages + group / 8);
+    prefetch_l2(layer.index_cache +
+                (page * kPageTokens + group % 8 * 16 + i % 16) * index_dim_of(c.p.shape));
+  }
+}
+
+// Most jobs of a block: all heads of a KV head are index heads of their own, its queries are dealt
+// out, and a launch of several ranks leaves each at least a block a query head.
+inline constexpr int kMaxHeadJobs = 32;
+// A head's job: columns of the projections from `from` on, with what it takes to finish it.
+struct HeadJob {
+  int head, from;  // head: of queries, keys, values, index queries, index keys in this order
+};
+// Job `job` of this block: index queries, own query heads, the newest index key, keys and values of
+// the heads whose newest key this block attends to. head -1: no such job.
+__device__ __forceinline__ HeadJob head_job(const Context& c, int job, int own_heads, bool score) {
+  const Shape& s = c.p.shape;
+  const int first_index = s.heads + 2 * s.kv_heads;
+  if (job < s.index_heads && score) return {first_index + job, s.index_q_at + job * 128};
+  if (score) job -= s.index_heads;
+  if (job < own_heads) {
+    const int head = c.block + job * c.blocks;
+    return {head, s.q_at + head * 128};
+  }
+  job -= own_heads;
+  if (job == 0) {
+    // Whoever scores the group of the newest index key makes it; without scores, the last block.
+    const Share mine(c.step().max_groups, c.block, c.blocks);
+    const int group = c.step().position[0] / 16;
+    const bool here = score ? group >= mine.begin && group < mine.end : c.block == c.blocks - 1;
+    return {here ? first_index + s.index_heads : -1, s.index_k_at};
+  }
+  --job;
+  const int kv = job >> 1;
+  if (kv >= s.kv_heads || !attends_last(c, kv)) return {-1, 0};
+  return (job & 1) == 0 ? HeadJob{s.heads + kv, s.k_at + kv * 128}
+                        : HeadJob{s.heads + s.kv_heads + kv, s.v_at + kv * 128};
+}
+
+// What a block does in every layer of a launch, made in its first: its jobs, and the page of each
+// warp's first group of keys. Lies where steps of several rows have their choices.
+struct RowPlan {
+  std::int32_t jobs, page[kWarps];
+  std::int16_t head[kMaxHeadJobs], from[kMaxHeadJobs];
+};
+static_assert(sizeof(RowPlan) <= sizeof(Shared::route_weight));
+__device__ __forceinline__ RowPlan& row_plan() {
+  return *reinterpret_cast<RowPlan*>(&shared().route_weight[0][0]);
+}
+__device__ __noinline__ void plan_row() {
+  const Context c = open_context({});
+  const Shape& s = c.p.shape;
+  const bool score = c.step().score != 0;
+  RowPlan& plan = row_plan();
+  const Share mine(score ? c.step().max_groups : 0, c.block, c.blocks);
+  if (c.lane == 0) {
+    const int group = min(mine.begin + c.warp, c.step().max_groups - 1);
+    plan.page[c.warp] = __ldg(table_of(c.p, c.step(), 0) + group / 8);
+  }
+  if (c.thread == 0) {
+    const int own_heads = c.block < s.heads ? over_blocks(s.heads - 1 - c.block) + 1 : 0;
+    const int jobs = (score ? s.index_heads : 0) + own_heads + 1 + 2 * s.kv_heads;
+    int n = 0;
+#pragma unroll 1
+    for (int i = 0; i < jobs; ++i) {
+      const HeadJob job = head_job(c, i, own_heads, score);
+      if (job.head < 0 || n == kMaxHeadJobs) continue;
+      plan.head[n] = static_cast<std::int16_t>(job.head);
+      plan.from[n++] = static_cast<std::int16_t>(job.from);
+    }
+    plan.jobs = n;
+  }
+  sync(c);
+}
+
+// Sums of parts of 64 columns of a job, scaled, into y; by one warp.
+__device__ __forceinline__ void take_columns(const Context& c, const HeadJob& job, int half,
+                                             float* y) {
+  const Matrix& m = c.layer().qkv;
+  // Lane l: rows l % 8 and 8 more of row group l / 8.
+  const int d = half * 64 + c.lane / 8 * 16 + c.lane % 8;
+  const float low = __ldg(m.row_scale + job.from + d);
+  const float high = __ldg(m.row_scale + job.from + d + 8);
+  const uint4* at = words_at(kProjectedWords) + ((job.from / 16 + half * 4) * 8 + c.lane);
+  const int stride = m.row_groups * 8;
+  uint4 w[kProjectionParts];
+  take(w, tag_of(c), layer_of(c), kQkv, [&](int k) { return at + k * stride; });
+  const auto sum = [&](std::uint32_t uint4::*f) {
+    const auto v = [&](int k) { return __uint_as_float(w[k].*f); };
+    return ((v(0) + v(1)) + (v(2) + v(3))) + ((v(4) + v(5)) + (v(6) + v(7)));
+  };
+  y[d] = sum(&uint4::x) * low;
+  y[d + 8] = sum(&uint4::y) * high;
+}
+
+// Norm, rotation and the one rounding of a job's columns in y, then where they belong; by one warp,
+// whose lane has every 32nd dim: both halves of a rotated pair.
+struct HeadNorm {
+  std::uint16_t weight[4];  // BF16, not touched before it is used: it is on its way until then
+  float cosine, sine;
+};
+__device__ __forceinline__ void finish_row_head(const Context& c, const HeadJob& job,
+                                                const HeadNorm& n, const float* y,
+                                                std::uint16_t* queries) {
+  const Shape& s = c.p.shape;
+  const Layer& layer = c.layer();
+  const int first_index = s.heads + 2 * s.kv_heads;
+  const bool value = job.head >= s.heads + s.kv_heads && job.head < first_index;
+  float v[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = y[c.lane + 32 * i];
+  if (!value) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum = fmaf(v[i], v[i], sum);
+    const float factor = norm_factor(warp_sum(sum), 128, s.eps);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      v[i] =
+          (v[i] * factor) * (1.0F + __uint_as_float(static_cast<std::uint32_t>(n.weight[i]) << 16));
+    const float low = v[0];
+    v[0] = low * n.cosine - v[1] * n.sine;
+    v[1] = v[1] * n.cosine + low * n.sine;
+  }
+  if (job.head < s.heads) {
+    if (is_stalled(kHeads)) return;
+    const auto two = [&](int i) {
+      return static_cast<std::uint32_t>(scaled_bf16(v[i])) |
+             static_cast<std::uint32_t>(scaled_bf16(v[i + 1])) << 16;
+    };
+    store_words(words_at(kQueryWords) + job.head * 32 + c.lane, {two(0), two(2), 0, tag_of(c)});
+    return;
+  }
+  if (job.head >= first_index && job.head < first_index + s.index_heads) {
+    std::uint16_t* query = queries + (job.head - first_index) * index_dim_of(s);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) query[c.lane + 32 * i] = scaled_bf16(v[i]);
+    return;
+  }
+  const int position = c.step().position[0];
+  const std::int64_t page = __ldg(table_of(c.p, c.step(), 0) + position / kPageTokens);
+  const int slot = position % kPageTokens;
+  float scale = s.index_scale;
+  unsigned char* entry = layer.index_cache + (page * kPageTokens + slot) * index_dim_of(s);
+  if (job.head < first_index) {
+    const int kv = job.head - s.heads - (value ? s.kv_heads : 0);
+    scale = value ? s.v_scale : s.k_scale;
+    entry = (value ? layer.v_cache : layer.k_cache) +
+            ((page * s.kv_heads + kv) * kPageTokens + slot) * head_dim_of(s);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    entry[c.lane + 32 * i] =
+        __nv_cvt_float_to_fp8(__fdiv_rn(round_bf16(v[i]), scale), __NV_SATFINITE, __NV_E4M3);
+  }
+}
+
+__device__ __forceinline__ void row_heads_stage(Context& c) {
+  constexpr int kJobs = kWarps / 2;  // at once, two warps each
+  const Shape& s = c.p.shape;
+  const StepRows& step = c.step();
+  const bool score = step.score != 0;
+  const bool by_words = scores_are_words(step);
+  const Share mine(score ? step.max_groups : 0, c.block, c.blocks);
+  const int newest = step.position[0] / 16;
+  if (c.layers_done == 0) plan_row();
+  const RowPlan& plan = row_plan();
+  const int jobs = plan.jobs;
+  auto* queries = reinterpret_cast<std::uint16_t*>(c.x);  // [index head][dim]
+  float* y = c.red;                                       // [kJobs][128]
+  // The keys of this warp's first group, but for the newest one, are there.
+  const int first = mine.begin + c.warp;
+  const bool early = c.warp < kEarlyWarps && first < mine.end && first != newest;
+  if (early) load_keys(c, first, plan.page[c.warp]);
+#pragma unroll 1
+  for (int base = 0; base < jobs; base += kJobs) {
+    if (base > 0) sync(c);
+    // What job `warp` needs when its columns are there.
+    const auto job_at = [&](int i) {
+      return i < jobs ? HeadJob{plan.head[i], plan.from[i]} : HeadJob{-1, 0};
+    };
+    const HeadJob mine_job = job_at(c.warp < kJobs ? base + c.warp : jobs);
+    HeadNorm n{};
+    if (mine_job.head >= 0) {
+      const int first_index = s.heads + 2 * s.kv_heads;
+      const std::uint16_t* weight = mine_job.head < s.heads       ? c.layer().q_norm
+                                    : mine_job.head < first_index ? c.layer().k_norm
+                                    : mine_job.head < first_index + s.index_heads
+                                        ? c.layer().index_q_norm
+                                        : c.layer().index_k_norm;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) n.weight[i] = __ldg(weight + c.lane + 32 * i);
+      n.cosine = __ldg(c.p.step->rope[0] + c.lane);
+      n.sine = __ldg(c.p.step->rope[0] + 32 + c.lane);
+    }
+    const int which = c.warp >> 1;
+    const HeadJob job = job_at(base + which);
+    if (job.head >= 0) take_columns(c, job, c.warp & 1, y + which * 128);
+    sync(c);
+    if (mine_job.head >= 0) finish_row_head(c, mine_job, n, y + c.warp * 128, queries);
+  }
+  if (!score) return;
+  sync(c);
+  if (c.thread == 0) stamp(layer_of(c), kHeads, 0);
+  if (is_stalled(kHeads)) return;
+    // Warps that share a place take turns.
+#pragma unroll 1
+  for (int turn = 0; turn < (kWarps + kEarlyWarps - 1) / kEarlyWarps; ++turn) {
+    if (turn > 0) {
+      if (mine.count() <= kEarlyWarps) break;  // the same for all
+      sync(c);
+    }
+    if (c.warp / kEarlyWarps != turn) continue;
+#pragma unroll 1
+    for (int group = first; group < min(mine.end, newest + 1); group += kWarps) {
+      if (group != first || !early) {
+        __syncwarp();
+        load_keys(c, group, __ldg(table_of(c.p, c.step(), 0) + group / 8));
+      }
+      wait_copies();
+      __syncwarp();
+      score_row_keys(c, group, queries, by_words);
+    }
+  }
+}
+
+}  // namespace monolayer::cuda::MONOLAYER_KERNELS
