@@ -185,7 +185,6 @@ struct Params {
   std::int32_t x_bytes, slots;
   std::int32_t in_flight;  // copies on their way into the ring, at most
   std::int32_t most_rows;  // that the launch is planned for
-  std::int32_t by_words;   // hand-offs of a step of one row, if the kernels for M3 fit
   std::int32_t red_columns, red_entries;
   std::uint32_t blocks_divider;  // of the launch
   std::int32_t round;      // items of a round: a power of two, at most a warp each and a slot each
@@ -195,6 +194,8 @@ struct Params {
   std::int32_t stall_block;  // tests: this block never arrives; -1: none
   std::int32_t stall_stage;  // at this stage; -1: at any
   std::int32_t stall_step;   // with peers, in the step of this tag only; -1: in every step
+  // Read by the host: fused steps of one row hand over words, where the kernels for M3 fit.
+  std::int32_t by_words;
   std::uint32_t*
       stamps;  // [layers of the run, stages, 2, blocks] SM clocks at start and end, or null
 
