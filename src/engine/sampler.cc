@@ -73,11 +73,13 @@ bool better(const SamplerCandidate& a, const SamplerCandidate& b) {
 struct Weigher {
   double top, temperature;
   float least;
-  Weigher(float best, double t)
-      : top(best),
-        temperature(t),
-        least(static_cast<float>(
-            std::max(top - 700 * t, static_cast<double>(std::numeric_limits<float>::lowest())))) {}
+  Weigher(float best, double t) : top(best), temperature(t) {
+    const double bound =
+        std::max(top - 700 * t, static_cast<double>(std::numeric_limits<float>::lowest()));
+    least = static_cast<float>(bound);
+    // Where floats lie far apart for this temperature, the one below is out of exp's range.
+    if (static_cast<double>(least) < bound) least = std::nextafter(least, best);
+  }
   double unbounded(float logit) const {
     return exp_in_range((static_cast<double>(logit) - top) / temperature);
   }
@@ -299,6 +301,7 @@ std::int32_t sample_finite(std::span<const float> logits, const SamplingParams& 
   std::erase_if(candidates, [&](const SamplerCandidate& c) { return c.weight < params.min_p; });
   std::sort(candidates.begin(), candidates.end(),
             [](const SamplerCandidate& a, const SamplerCandidate& b) { return a.id < b.id; });
+  if (candidates.empty()) return best;  // nothing but minus infinity
   return candidates[pick(
                         candidates.size(), uniform,
                         [&](std::size_t i) { return candidates[i].weight; }, 0)]

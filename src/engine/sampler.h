@@ -48,8 +48,8 @@ Status check_finite(std::span<const float> logits, std::int64_t position);
 // logits are refused as by check_finite().
 Result<std::int32_t> sample_token(std::span<const float> logits, const SamplingParams& params,
                                   std::int64_t position);
-// The same for logits that were checked and may since have lost tokens to minus infinity; at least
-// one must be finite.
+// The same for logits that were checked and may since have lost tokens to minus infinity; the first
+// one if all have.
 std::int32_t sample_finite(std::span<const float> logits, const SamplingParams& params,
                            std::int64_t position, SamplerScratch& scratch);
 std::int32_t sample_finite(std::span<const float> logits, const SamplingParams& params,

@@ -145,6 +145,22 @@ TEST(Sample, LargeVocabulariesAgainstSortingThemWhole) {
   }
 }
 
+TEST(Sample, TemperaturesThatTellNeighbouringFloatsApart) {
+  std::vector<float> logits;
+  for (float l = 20; logits.size() < 600; l = std::nextafter(l, 0.0F)) logits.push_back(l);
+  std::reverse(logits.begin(), logits.end());
+  logits.insert(logits.end(), 8, 20.0F);
+  for (double temperature = 1e-12; temperature < 1e-4; temperature *= 1.03) {
+    for (const double top_p : {1.0, 0.9}) {
+      for (const std::int64_t top_k : {0, 500}) {
+        const SamplingParams p{.temperature = temperature, .top_p = top_p, .top_k = top_k};
+        ASSERT_EQ(sample_finite(logits, p, 3), by_sorting(logits, p, 3))
+            << "temperature " << temperature << ", top-p " << top_p << ", top-k " << top_k;
+      }
+    }
+  }
+}
+
 TEST(Logprobs, LargeVocabulariesAgainstSortingThemWhole) {
   std::mt19937 random(12);
   std::vector<float> logits(30000);
@@ -163,6 +179,24 @@ TEST(Logprobs, LargeVocabulariesAgainstSortingThemWhole) {
     ASSERT_EQ(got.top.size(), 20U);
     for (std::size_t i = 0; i < 20; ++i) EXPECT_EQ(got.top[i].id, ids[i]);
   }
+}
+
+TEST(Sample, NothingLeftGivesTheFirst) {
+  const std::vector<float> logits(5, -std::numeric_limits<float>::infinity());
+  for (const double top_p : {1.0, 0.9}) {
+    for (const std::int64_t top_k : {0, 2}) {
+      const SamplingParams p{.temperature = 1, .top_p = top_p, .top_k = top_k, .min_p = 0.1};
+      EXPECT_EQ(sample_finite(logits, p, 0), 0);
+    }
+  }
+}
+
+TEST(Logprobs, LogitsWithoutRoomBetweenThem) {
+  const std::vector<float> logits{1e10F, std::nextafter(1e10F, 0.0F)};
+  const Logprobs got = token_logprobs(logits, 0, 2);
+  EXPECT_EQ(got.chosen.logprob, 0);
+  ASSERT_EQ(got.top.size(), 2U);
+  EXPECT_EQ(got.top[1].logprob, -1024);
 }
 
 TEST(Greedy, LargeVocabulariesWithTies) {
