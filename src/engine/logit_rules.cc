@@ -1,5 +1,6 @@
 #include "engine/logit_rules.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -34,17 +35,20 @@ LogitProcessor::LogitProcessor(LogitRules rules, std::span<const std::int32_t> p
 
 void LogitProcessor::apply(std::span<float> logits, std::span<const std::int32_t> banned) const {
   for (const auto& [id, value] : rules_.bias) logits[static_cast<std::size_t>(id)] += value;
-  for (const std::int32_t id : banned)
-    if (id >= 0 && id < static_cast<std::int64_t>(logits.size()))
-      logits[static_cast<std::size_t>(id)] = -std::numeric_limits<float>::infinity();
   const auto repetition = static_cast<float>(rules_.repetition_penalty);
+  constexpr float kMost = std::numeric_limits<float>::max();
   for (const auto& [id, count] : counts_) {
     float& logit = logits[static_cast<std::size_t>(id)];
-    if (repetition != 1) logit = logit > 0 ? logit / repetition : logit * repetition;
+    // A penalty near 0 must not make an infinity, which has no place in a distribution.
+    if (repetition != 1)
+      logit = logit > 0 ? std::min(logit / repetition, kMost) : logit * repetition;
     if (count == 0) continue;
     logit -= static_cast<float>(rules_.frequency_penalty * static_cast<double>(count));
     logit -= static_cast<float>(rules_.presence_penalty);
   }
+  for (const std::int32_t id : banned)
+    if (id >= 0 && id < static_cast<std::int64_t>(logits.size()))
+      logits[static_cast<std::size_t>(id)] = -std::numeric_limits<float>::infinity();
 }
 
 }  // namespace monolayer::engine

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <set>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -42,6 +43,22 @@ TEST(LogitRules, BiasComesBeforePenaltiesAndBansWin) {
   EXPECT_EQ(applied(rules, {2}, {}, {3}), (std::vector<float>{1, -1, 4, never, 4}));
   // Ids outside the vocabulary ban nothing.
   EXPECT_EQ(applied({}, {}, {}, {-1, 5, 0}), (std::vector<float>{never, -1, 2, -2, 4}));
+}
+
+TEST(LogitRules, PenaltiesNearZeroMakeNoInfinities) {
+  LogitRules rules;
+  rules.repetition_penalty = 1e-300;
+  ASSERT_TRUE(check_rules(rules, 5).ok());
+  const std::vector<float> logits = applied(rules, {0, 1, 3, 4}, {}, {3});
+  EXPECT_EQ(logits[0], std::numeric_limits<float>::max());
+  EXPECT_EQ(logits[1], 0);
+  EXPECT_EQ(logits[2], 2);
+  EXPECT_EQ(logits[3], -std::numeric_limits<float>::infinity());
+  EXPECT_EQ(logits[4], std::numeric_limits<float>::max());
+  const SamplingParams params{.temperature = 1, .top_p = 0.9};
+  std::set<std::int32_t> seen;
+  for (std::int64_t i = 0; i < 200; ++i) seen.insert(sample_finite(logits, params, i));
+  EXPECT_EQ(seen, (std::set<std::int32_t>{0, 4}));
 }
 
 TEST(LogitRules, RefusalsNameTheParameterAndItsBound) {
