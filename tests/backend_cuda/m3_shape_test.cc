@@ -1,4 +1,4 @@
-// Which layers the kernels compiled for MiniMax-M3 take: the model's, on one rank of any group, and
+// Which layers the kernels compiled for MiniMax-M3 take: the model's, on a rank of up to four, and
 // nothing whose packed matrices differ from the constants of those kernels.
 #include "backend/cuda/m3_shape.h"
 
@@ -42,12 +42,9 @@ Layer layer_of(const Sizes& z) {
 
 bool taken(const Sizes& sizes) { return m3_layer(shape_of(sizes), layer_of(sizes)); }
 
-TEST(M3Shape, TheModelOnEveryGroupSize) {
-  for (const int ranks : {1, 2, 4, 8}) {
-    Sizes sizes;
-    sizes.ranks = ranks;
-    if (ranks == 8) sizes.kv_heads = 8;  // replicated
-    const Layer layer = layer_of(sizes);
+TEST(M3Shape, TheModelOnOneToFourRanks) {
+  for (const int ranks : {1, 2, 4}) {
+    const Layer layer = layer_of({.ranks = ranks});
     Shape shape = shape_of({});
     EXPECT_TRUE(m3_layer(shape, layer)) << ranks;
     EXPECT_EQ(m3_refusal(shape, layer), "") << ranks;
@@ -58,6 +55,12 @@ TEST(M3Shape, TheModelOnEveryGroupSize) {
     EXPECT_FALSE(m3_layer(shape, layer)) << ranks;
     EXPECT_EQ(m3_refusal(shape, layer), "keys and values are cached in BF16, not E4M3");
   }
+}
+
+// A rank of eight has one KV head, copied, with half of its query heads.
+TEST(M3Shape, EightRanksAreForTheOtherKernels) {
+  const Sizes sizes{.kv_heads = 8, .ranks = 8};
+  EXPECT_EQ(m3_refusal(shape_of(sizes), layer_of(sizes)), "query heads to a KV head: 8, not 16");
 }
 
 TEST(M3Shape, OtherSizesAreForTheOtherKernels) {

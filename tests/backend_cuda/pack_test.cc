@@ -157,8 +157,6 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{Format::kE4M3Half, 32, 1536, 4}, Case{Format::kBF16, 20, 192, 8},
                     Case{Format::kBF16, 8, 1536, 16}, Case{Format::kF32, 12, 256, 16}));
 
-// Whatever is at most the bound stays finite in FP16, and the scale is the largest power that says
-// so.
 // Large enough for several threads, against its row groups one by one.
 TEST(PackLarge, RowGroupsAreThoseOfSmallMatrices) {
   constexpr std::int64_t kRows = 1024, kCols = 6144;
@@ -184,6 +182,8 @@ TEST(PackLarge, RowGroupsAreThoseOfSmallMatrices) {
   }
 }
 
+// Whatever is at most the bound stays finite in FP16, and the scale is the largest power that says
+// so.
 TEST(HalfScale, LargestPowerOfTwoThatFits) {
   for (const float bound :
        {1e-25F, 4.5e-8F, 0x1p-9F, 1.0F, 78.4F, 448.0F, 8.96F, 32768.0F, 1e6F, 1e11F}) {
