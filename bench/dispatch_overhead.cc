@@ -1,6 +1,8 @@
-// Host cost of a decision, of prepare_step, of both as the runner does them (decision, lifecycle,
-// prepare_step) and of a layer's call, with an executor that does nothing (what the library itself
-// costs) and with the CPU's (its preparation included). Medians of batches.
+// Host cost of a decision, of prepare_step, of a step as the runner takes it (decision, lifecycle
+// with the storage's pointers looked at, prepare_step) and of a layer's call, with an executor that
+// does nothing (what the library itself costs) and with the CPU's (its preparation included).
+// Warm: medians of batches. Cold: medians of single calls after several times the last-level cache
+// was read, when an engine has filled in its step's arrays and nothing else.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -65,6 +67,40 @@ double median_us(F&& f, int each = 200, int batches = 51) {
   return times[static_cast<std::size_t>(batches / 2)];
 }
 
+// Reads several times the last-level cache, so that the next call finds neither its data nor its
+// code there, as after a decode step.
+class Eviction {
+ public:
+  Eviction() : memory_(kBytes / sizeof(std::uint64_t), 1) {}
+  void run() {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < memory_.size(); i += 8) sum += memory_[i];
+    sum_ = sum;
+  }
+
+ private:
+  static constexpr std::size_t kBytes = std::size_t{256} << 20;
+  std::vector<std::uint64_t> memory_;
+  volatile std::uint64_t sum_ = 0;
+};
+
+// Median of calls that find nothing in a cache but what `filled` has just written, in microseconds.
+template <typename Fill, typename F>
+double cold_us(Eviction& eviction, Fill&& filled, F&& f, int calls = 101) {
+  std::vector<double> times;
+  for (int i = 0; i < calls; ++i) {
+    eviction.run();
+    filled();
+    static_cast<void>(std::chrono::steady_clock::now());  // the clock's own code and data
+    const auto begin = std::chrono::steady_clock::now();
+    f();
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+    times.push_back(took.count());
+  }
+  std::nth_element(times.begin(), times.begin() + calls / 2, times.end());
+  return times[static_cast<std::size_t>(calls / 2)];
+}
+
 // A step of the runner that ends where its layers would begin.
 struct PrepareOnly : mono::StepPaths {
   const ml_step* step = nullptr;
@@ -76,7 +112,7 @@ struct PrepareOnly : mono::StepPaths {
   Status run_mono(mono::Library& library) override { return library.prepare_step(*step); }
 };
 
-int measure(const char* name, mono::LibraryBackend& backend, bool layers) {
+int measure(const char* name, mono::LibraryBackend& backend, bool layers, Eviction& eviction) {
   Deployment deployment({0, 1, true, false, ML_BF16});
   deployment.input.context.worker_threads = 1;
   auto made = mono::Library::create(deployment.input, backend, nullptr);
@@ -96,57 +132,78 @@ int measure(const char* name, mono::LibraryBackend& backend, bool layers) {
       std::move(dispatch::Dispatcher::create(deployed, dispatch::PathChoice::kAuto)).value();
   dispatch::StepRunner runner(dispatcher, lifecycle, [] { return std::vector<ml_cache_spec>(); });
   PrepareOnly paths;
-  std::printf("%-8s %5s %12s %12s %12s %14s\n", name, "rows", "decide us", "prepare us",
-              "runner us", "layer call us");
+  const std::vector<const void*> bound(library.storage().begin(), library.storage().end());
+  std::vector<const void*> storage = bound;
   for (const int rows : {1, 4, 8, 16}) {
     const int query = rows == 16 ? 4 : 1;
     Step step(
         std::vector<std::int32_t>(static_cast<std::size_t>(rows / query), query == 4 ? 250 : 128),
         query);
+    const Step values = step;
     dispatch::StepFacts facts;
     facts.rows = facts.query_rows = dispatch::scheduled(std::int64_t{rows});
     facts.requests = facts.index_requests = dispatch::scheduled(std::int64_t{rows / query});
     facts.longest_query = dispatch::scheduled(std::int64_t{query});
-    int failures = 0;
-    const double decide = median_us(
-        [&] { failures += dispatcher.decide(facts).path == dispatch::Path::kMono ? 0 : 1; });
-    const double prepare =
-        median_us([&] { failures += library.prepare_step(step.md).ok() ? 0 : 1; });
     paths.step = &step.md;
-    const double whole = median_us([&] {
-      failures += runner.step(facts, dispatch::Generation::from_scheduler(0),
-                              dispatch::scheduled(false), paths)
-                          .ok()
-                      ? 0
-                      : 1;
-    });
-    failures += paths.native;
-    std::vector<bf16_t> values(static_cast<std::size_t>(rows) * 64 + 16);
-    ml_tensor x = mono::test::activation(values.data(), rows, 64);
+    int failures = 0;
+    const auto count = [&](bool good) { failures += good ? 0 : 1; };
+    const auto fill = [&] {
+      step = values;
+      step.refresh();
+      storage = bound;
+      facts.rows = dispatch::scheduled(std::int64_t{rows});
+    };
+    const auto decide = [&] { count(dispatcher.decide(facts).path == dispatch::Path::kMono); };
+    const auto prepare = [&] { count(library.prepare_step(step.md).ok()); };
+    const auto run = [&] {
+      count(runner
+                .step(facts, dispatch::Generation::from_scheduler(0), dispatch::scheduled(false),
+                      paths, storage)
+                .ok());
+    };
+    const double prepare_us = median_us(prepare);
+    std::printf(
+        "{\"executor\": \"%s\", \"rows\": %d, \"decide_us\": %.3f, \"prepare_step_us\": %.3f, "
+        "\"runner_us\": %.3f, \"cold_decide_us\": %.2f, \"cold_prepare_step_us\": %.2f, "
+        "\"cold_runner_us\": %.2f",
+        name, rows, median_us(decide), prepare_us, median_us(run), cold_us(eviction, fill, decide),
+        cold_us(eviction, fill, prepare), cold_us(eviction, fill, run));
+    count(paths.native == 0);
+    std::vector<bf16_t> activations(static_cast<std::size_t>(rows) * 64 + 16);
+    ml_tensor x = mono::test::activation(activations.data(), rows, 64);
     ml_tensor positions = mono::test::position_tensor(step.positions);
-    double layer = 0;
     if (layers) {
-      // Three calls a step; what preparing costs is taken off.
+      // Three calls a step; what preparing costs is taken off. Cold, the first of them.
       mono::LibraryOutput out;
-      layer = (median_us([&] {
-                 failures += library.prepare_step(step.md).ok() ? 0 : 1;
-                 for (std::int64_t id = 3; id < 6; ++id) {
-                   failures += library.forward_layers(id, 1, x, x, positions, out).ok() ? 0 : 1;
-                 }
-               }) -
-               prepare) /
-              3;
+      const auto forward = [&](std::int64_t id) {
+        count(library.forward_layers(id, 1, x, x, positions, out).ok());
+      };
+      const double warm = median_us([&] {
+        prepare();
+        for (std::int64_t id = 3; id < 6; ++id) forward(id);
+      });
+      const auto begin = [&] {
+        prepare();
+        eviction.run();
+        x = mono::test::activation(activations.data(), rows, 64);
+        positions = mono::test::position_tensor(step.positions);
+      };
+      std::printf(", \"layer_call_us\": %.3f, \"cold_layer_call_us\": %.2f",
+                  (warm - prepare_us) / 3, cold_us(eviction, begin, [&] { forward(3); }));
     }
-    std::printf("%-8s %5d %12.3f %12.3f %12.3f %14.3f\n", "", rows, decide, prepare, whole, layer);
+    std::printf("},\n");
     if (failures != 0) {
       std::fprintf(stderr, "%d calls were refused\n", failures);
       return 1;
     }
   }
-  const std::vector<const void*> storage(library.storage().begin(), library.storage().end());
-  std::printf("check_storage of %zu pointers: %.3f us\n", storage.size(),
-              median_us([&] { static_cast<void>(library.check_storage(storage)); }));
-  return library.close().ok() && lifecycle.close().ok() ? 0 : 1;
+  bool held = true;
+  const auto check = [&] { held = held && library.check_storage(storage).ok(); };
+  std::printf("{\"storage_pointers\": %zu, \"check_us\": %.3f, \"cold_check_us\": %.2f},\n",
+              storage.size(), median_us(check),
+              cold_us(
+                  eviction, [] {}, check));
+  return held && library.close().ok() && lifecycle.close().ok() ? 0 : 1;
 }
 
 // What the widest tables cost: every block id that a request uses is looked at.
@@ -168,8 +225,8 @@ void measure_long_context() {
     const double us = median_us([&] {
       failures += mono::expand_step(md, {blocks, blocks, length}, rows).ok() ? 0 : 1;
     });
-    std::printf("checks of one row at %d tokens: %.3f us%s\n", length, us,
-                failures != 0 ? " (refused!)" : "");
+    std::printf("{\"tokens\": %d, \"checks_us\": %.3f%s},\n", length, us,
+                failures != 0 ? ", \"refused\": true" : "");
   }
 }
 
@@ -178,8 +235,9 @@ void measure_long_context() {
 
 int main() {
   monolayer::IdleBackend idle;
-  const int first = monolayer::measure("idle", idle, true);
-  const int second = monolayer::measure("cpu", monolayer::api::cpu_backend(), false);
+  monolayer::Eviction eviction;
+  const int first = monolayer::measure("idle", idle, true, eviction);
+  const int second = monolayer::measure("cpu", monolayer::api::cpu_backend(), false, eviction);
   monolayer::measure_long_context();
   return first + second;
 }

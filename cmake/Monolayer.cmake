@@ -32,6 +32,13 @@ function(monolayer_room name)
   target_link_libraries(monolayer_${name} PUBLIC monolayer_flags ${ARG_DEPS})
 endfunction()
 
+# monolayer_step_code(a.cc b.cc): sources of functions marked ML_STEP_CODE (core/prefetch.h). They run
+# once a step and are read from memory for it: short code beats unrolled code.
+function(monolayer_step_code)
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS
+    $<$<CONFIG:Release>:-O2>)
+endfunction()
+
 # monolayer_test(core_status SOURCES status_test.cc DEPS monolayer_core): a GoogleTest binary, one
 # ctest entry. Tests find repository files through MONOLAYER_SOURCE_DIR.
 function(monolayer_test name)

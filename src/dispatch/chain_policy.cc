@@ -1,8 +1,12 @@
 #include "dispatch/chain_policy.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
 #include <utility>
 
+#include "core/prefetch.h"
 #include "dispatch/runner.h"
 
 namespace monolayer::dispatch {
@@ -10,7 +14,7 @@ namespace {
 
 // A chain runs whatever rows it is given through its caches, whether a request is at its prompt or
 // past it: `prefill_rows` stays 0, and the rows and their number per request decide.
-StepFacts facts_of(const cpu::StepShape& shape) {
+ML_STEP_CODE StepFacts facts_of(const cpu::StepShape& shape) {
   StepFacts facts;
   facts.rows = scheduled(shape.rows);
   facts.query_rows = scheduled(shape.rows);
@@ -29,10 +33,10 @@ StepFacts facts_of(const cpu::StepShape& shape) {
 class Driver final : public cpu::StepDriver {
  public:
   Driver(Dispatcher& dispatcher, mono::Lifecycle& lifecycle, cpu::CacheSource caches, int rank)
-      : runner_(dispatcher, lifecycle, std::move(caches), rank == 0) {}
+      : dispatcher_(dispatcher), runner_(dispatcher, lifecycle, std::move(caches), rank == 0) {}
 
-  Status step(const cpu::StepShape& shape, std::int64_t generation,
-              mono::StepPaths& paths) override {
+  ML_STEP_CODE Status step(const cpu::StepShape& shape, std::int64_t generation,
+                           mono::StepPaths& paths) override {
     return runner_.step(facts_of(shape), Generation::from_scheduler(generation), scheduled(false),
                         paths);
   }
@@ -40,9 +44,13 @@ class Driver final : public cpu::StepDriver {
                  mono::StepPaths& paths) override {
     return runner_.prepare(facts_of(shape), Generation::from_scheduler(generation), paths);
   }
+  std::array<std::span<const std::byte>, 2> step_memory() const override {
+    return {std::as_bytes(std::span(this, 1)), dispatcher_.step_memory()};
+  }
   const std::string& reason() const override { return runner_.reason(); }
 
  private:
+  const Dispatcher& dispatcher_;
   StepRunner runner_;
 };
 

@@ -1,5 +1,7 @@
 #include "dispatch/dispatcher.h"
 
+#include "core/prefetch.h"
+
 namespace monolayer::dispatch {
 namespace {
 
@@ -9,12 +11,16 @@ constexpr std::size_t kDeployment = 0, kChosen = 1, kExtra = 2;
 }  // namespace
 
 Dispatcher::Dispatcher(Status deployment, PathChoice choice)
-    : deployment_(std::move(deployment)), choice_(choice), refused_(step_rows().size() + kExtra) {}
+    : any_fused_(deployment.ok() && choice != PathChoice::kNative),
+      deployment_(std::move(deployment)),
+      choice_(choice),
+      refused_(step_rows().size() + kExtra) {}
 
 Dispatcher::Dispatcher(Dispatcher&& other) noexcept
-    : deployment_(std::move(other.deployment_)),
-      choice_(other.choice_),
+    : any_fused_(other.any_fused_),
       mono_(other.mono_.load()),
+      deployment_(std::move(other.deployment_)),
+      choice_(other.choice_),
       refused_(std::move(other.refused_)) {}
 
 Result<Dispatcher> Dispatcher::create(const DeploymentFacts& facts, PathChoice choice) {
@@ -23,21 +29,22 @@ Result<Dispatcher> Dispatcher::create(const DeploymentFacts& facts, PathChoice c
   return Dispatcher(std::move(deployment), choice);
 }
 
-Decision Dispatcher::judge(const StepFacts& facts) const {
-  if (!deployment_.ok() || choice_ == PathChoice::kNative) return {};
-  const auto rows = step_rows();
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (!rows[i].holds(facts)) return {Path::kNative, static_cast<int>(i)};
-  }
-  return {Path::kMono, -1};
+ML_STEP_CODE Decision Dispatcher::judge(const StepFacts& facts) const {
+  if (!any_fused_) return {};
+  const int refused = first_refusal(facts);
+  return {refused < 0 ? Path::kMono : Path::kNative, refused};
 }
 
-Decision Dispatcher::decide(const StepFacts& facts) {
+ML_STEP_CODE Decision Dispatcher::decide(const StepFacts& facts) {
   const Decision decision = judge(facts);
-  if (decision.path == Path::kMono) {
-    mono_.fetch_add(1, std::memory_order_relaxed);
-    return decision;
-  }
+  if (decision.path != Path::kMono) [[unlikely]]
+    return counted(decision);
+  // Nobody else writes it, and an atomic addition would wait for every store before it.
+  mono_.store(mono_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  return decision;
+}
+
+ML_REFUSAL_CODE Decision Dispatcher::counted(const Decision& decision) {
   const std::size_t whole = step_rows().size() + (deployment_.ok() ? kChosen : kDeployment);
   const std::size_t reason =
       decision.refused >= 0 ? static_cast<std::size_t>(decision.refused) : whole;
@@ -46,7 +53,7 @@ Decision Dispatcher::decide(const StepFacts& facts) {
 }
 
 void Dispatcher::count_postponed() {
-  mono_.fetch_sub(1, std::memory_order_relaxed);
+  mono_.store(mono_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
   const auto rows = step_rows();
   refused_[rows.size() - 1].fetch_add(1, std::memory_order_relaxed);  // "runner" is the last row
 }

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/prefetch.h"
 #include "dispatch/refusals.h"
 
 namespace monolayer::dispatch {
@@ -41,9 +44,14 @@ class Dispatcher {
 
   const Status& deployment() const { return deployment_; }
 
+  // What decide() touches of this object.
+  std::span<const std::byte> step_memory() const {
+    return std::as_bytes(std::span(this, 1)).first(kCacheLine);
+  }
+
   // A pure function of replicated state. Allocates nothing.
   Decision judge(const StepFacts& facts) const;
-  // The same, counted.
+  // The same, counted. By one thread at a time.
   Decision decide(const StepFacts& facts);
   // A step that was accepted and then had to go native after all (a runner that is not there).
   void count_postponed();
@@ -55,9 +63,12 @@ class Dispatcher {
  private:
   Dispatcher(Status deployment, PathChoice choice);
 
+  Decision counted(const Decision& native);
+
+  const bool any_fused_;
+  std::atomic<std::int64_t> mono_{0};
   Status deployment_;
   PathChoice choice_;
-  std::atomic<std::int64_t> mono_{0};
   std::vector<std::atomic<std::int64_t>> refused_;  // rows, then deployment, then chosen
 };
 

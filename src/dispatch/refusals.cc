@@ -1,5 +1,9 @@
 #include "dispatch/refusals.h"
 
+#include <iterator>
+#include <utility>
+
+#include "core/prefetch.h"
 #include "mono/executor.h"
 
 namespace monolayer::dispatch {
@@ -115,7 +119,7 @@ const DeploymentRow kDeployment[] = {
      [](const D& d) { return offender(d.shared_offender); }},
 };
 
-const StepRowRule kStep[] = {
+constexpr StepRowRule kStep[] = {
     {"no_metadata", "request metadata", [](const S& s) { return s.has_metadata.get(); },
      [](const S&) { return std::string("a forward without requests"); }},
     {"input_embeddings", "token ids", [](const S& s) { return !s.input_embeddings.get(); },
@@ -171,10 +175,24 @@ const StepRowRule kStep[] = {
      [](const S& s) { return std::string(runner_state_name(s.runner.get())); }},
 };
 
+// The table's conditions one after the other without the table: the compiler knows each of them, so
+// a decision reads the facts and nothing else.
+constexpr auto kStepRows = std::make_index_sequence<std::size(kStep)>();
+
+template <std::size_t... kRow>
+int first_of(const StepFacts& facts, std::index_sequence<kRow...> /*rows*/) {
+  int refused = -1;
+  static_cast<void>(
+      ((kStep[kRow].holds(facts) ? false : (refused = static_cast<int>(kRow), true)) || ...));
+  return refused;
+}
+
 }  // namespace
 
 std::span<const DeploymentRow> deployment_rows() { return kDeployment; }
 std::span<const StepRowRule> step_rows() { return kStep; }
+
+ML_STEP_CODE int first_refusal(const StepFacts& facts) { return first_of(facts, kStepRows); }
 
 std::string_view runner_state_name(RunnerState state) {
   switch (state) {

@@ -119,6 +119,8 @@ struct StepRowRule {
   std::string (*value)(const StepFacts&);
 };
 std::span<const StepRowRule> step_rows();
+// The first row that does not hold, an index into step_rows(); -1 for none.
+int first_refusal(const StepFacts& facts);
 
 // "name: is VALUE, needs BOUND".
 template <typename Row, typename Facts>

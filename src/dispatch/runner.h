@@ -23,13 +23,13 @@ class StepRunner {
              std::function<std::vector<ml_cache_spec>()> caches, bool counts = true)
       : dispatcher_(dispatcher),
         lifecycle_(lifecycle),
-        caches_(std::move(caches)),
-        counts_(counts) {}
+        counts_(counts),
+        caches_(std::move(caches)) {}
 
   // Decides and runs. `facts.runner` is filled in here. A library whose generation is not `bound`
   // is stale: rebuilt outside a capture (collective), refused inside one. `storage`: see
   // Lifecycle::acquire.
-  Status step(StepFacts facts, const Generation& bound, const Flag& capturing,
+  Status step(const StepFacts& facts, const Generation& bound, const Flag& capturing,
               mono::StepPaths& paths, std::span<const void* const> storage = {});
   // The same for a step that is only made ready for: nothing is counted.
   Status prepare(const StepFacts& facts, const Generation& bound, mono::StepPaths& paths);
@@ -39,16 +39,19 @@ class StepRunner {
   const std::string& reason() const { return reason_; }
 
  private:
-  Status take(StepFacts facts, const Generation& bound, const Flag& capturing,
+  Status take(const StepFacts& given, const Generation& bound, const Flag& capturing,
               mono::StepPaths& paths, std::span<const void* const> storage, bool counts);
+  Status go_native(const StepFacts& facts, mono::StepPaths& paths);
+  Status acquire(const mono::StepConditions& conditions, bool stale, const Generation& bound,
+                 mono::StepPaths& paths, std::span<const void* const> storage, bool counts);
 
   Dispatcher& dispatcher_;
   mono::Lifecycle& lifecycle_;
-  std::function<std::vector<ml_cache_spec>()> caches_;
   const bool counts_;
   std::int64_t built_ = -1;  // generation of the live library
   Decision last_;
   std::string reason_;
+  std::function<std::vector<ml_cache_spec>()> caches_;
 };
 
 }  // namespace monolayer::dispatch

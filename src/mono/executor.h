@@ -4,6 +4,7 @@
 // interpreter. Nothing here owns memory of the caller: weights, caches and tables are borrowed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -110,6 +111,16 @@ struct ExecutorStatistics {
   double wait_seconds = 0;                         // lost to waits, summed over workers
 };
 
+// Memory that preparing a step touches, for whoever asks for it ahead.
+struct StepMemory {
+  struct Rows {
+    const void* begin = nullptr;
+    std::size_t bytes = 0;  // of each row
+  };
+  std::span<const std::byte> fixed;
+  Rows per_row[2];
+};
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -118,6 +129,12 @@ class Executor {
   // then uses them. A second prepare() abandons the first step. kInvalidArgument naming row, value
   // and bound, before anything is changed.
   virtual Status prepare(std::span<const StepRow> rows) = 0;
+  // The same for rows that examine_step() has expanded within the limits of this executor's caches:
+  // nothing it found is looked for again.
+  virtual Status prepare_checked(std::span<const StepRow> rows) { return prepare(rows); }
+
+  // As long as the executor lives.
+  virtual StepMemory step_memory() const { return {}; }
 
   // Runs `count` layers from the executor's layer `first` on. All [rows, hidden], BF16, contiguous:
   //   stream  = BF16(residual + hidden)      (residual null: the stream is `hidden`)

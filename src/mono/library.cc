@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <new>
+#include <utility>
+
+#include "core/prefetch.h"
 
 namespace monolayer::mono {
 namespace {
@@ -142,6 +146,13 @@ Result<std::unique_ptr<Library>> Library::create(LibraryInput input, LibraryBack
   library->storage_ = storage_pointers(input);
   library->limits_ = {config.caches.front().blocks, config.caches.front().index_blocks,
                       config.max_context};
+  for (const LayerInput& layer : input.layers) library->layer_ids_.push_back(layer.spec.layer_id);
+  library->host_addressable_ = traits.host_addressable;
+  library->device_type_ = traits.device_type;
+  library->device_index_ = input.context.device_index;
+  library->activation_layout_ = traits.activation_layouts.front();
+  library->hidden_size_ = config.shape.hidden_size;
+  library->activation_alignment_ = traits.activation_alignment;
   const BuildOptions build{input.context.worker_threads, options.timeout};
   library->input_ = std::move(input);
   // From here to the end nothing of this object outlives a failure: closed_ keeps the destructor
@@ -181,6 +192,9 @@ Result<std::unique_ptr<Library>> Library::create(LibraryInput input, LibraryBack
                            : Status(Code::kInternal, "construction", "no executor");
   ML_RETURN_IF_ERROR(agree("registration", built));
   library->closed_ = false;
+  library->usable_ = true;
+  library->executor_memory_ = library->executor_->step_memory();
+  library->executor_virtuals_ = virtuals_of(library->executor_.get());
   return library;
 }
 
@@ -207,42 +221,86 @@ void Library::log(const std::string& line) const {
   }
 }
 
-Status Library::check_open(const char* call) const {
+ML_REFUSAL_CODE Status Library::refused_call(const char* call) const {
   if (closed_) return {Code::kFailedPrecondition, call, "called after close()"};
-  if (!failure_.ok()) {
-    return {Code::kFailedPrecondition, call,
-            "an earlier call failed for good: " + failure_.to_string()};
-  }
-  return {};
+  return {Code::kFailedPrecondition, call,
+          "an earlier call failed for good: " + failure_.to_string()};
 }
 
-Status Library::prepare_step(const ml_step& step) {
-  ML_RETURN_IF_ERROR(check_open("prepare_step"));
-  ml_step full;
-  ML_RETURN_IF_ERROR(read_step(&step, full));
-  if ((full.flags & ~(ML_STEP_CAPTURING | ML_STEP_TRACING)) != 0) {
-    return {Code::kInvalidArgument, "step: flags", "unknown bits in " + to_string(full.flags)};
+ML_STEP_CODE void Library::ask_for_step(std::int64_t rows) {
+  if (asked_) return;
+  asked_ = true;
+  const auto* first = reinterpret_cast<const char*>(&executor_);
+  ask_for(first, static_cast<std::size_t>(reinterpret_cast<const char*>(&steps_) - first));
+  ask_for_step_code();
+  const ExpandedStep& next = steps_[1 - current_];
+  const std::int64_t taken = std::clamp<std::int64_t>(rows, 0, kMaxRows);
+  ask_for(executor_memory_.fixed.data(), executor_memory_.fixed.size());
+  ask_for(executor_virtuals_, kCacheLine);
+  ask_for(&next, next.bytes(taken));
+  for (const StepMemory::Rows& part : executor_memory_.per_row) {
+    ask_for(part.begin, part.bytes * static_cast<std::size_t>(taken));
   }
-  if ((full.flags & ML_STEP_TRACING) != 0) {
+}
+
+ML_STEP_CODE Status Library::prepare_step(const ml_step& step) {
+  std::uint32_t size = 0;
+  std::memcpy(&size, &step, sizeof size);
+  const bool whole = size == sizeof(ml_step);
+  ask_for_step(whole ? step.token_count : kMaxRows);
+  asked_ = false;
+  if (!usable_) [[unlikely]]
+    return refused_call("prepare_step");
+  if (whole) [[likely]]
+    return prepare_whole(step);
+  return prepare_older(step);
+}
+
+// A caller's struct of another size.
+ML_REFUSAL_CODE Status Library::prepare_older(const ml_step& step) {
+  ml_step whole;
+  ML_RETURN_IF_ERROR(read_step(&step, whole));
+  return prepare_whole(whole);
+}
+
+ML_STEP_CODE Status Library::prepare_whole(const ml_step& step) {
+  constexpr std::uint32_t kTaken = ML_STEP_CAPTURING;
+  if ((step.flags & ~kTaken) != 0 || (host_addressable_ && step.stream != nullptr)) [[unlikely]] {
+    return refused_kind(step);
+  }
+  ExpandedStep& next = steps_[1 - current_];
+  const StepFinding found = examine_step(step, limits_, next);
+  if (!found.none()) [[unlikely]]
+    return step_refusal(step, limits_, next, found);
+  return prepare_executor(next);
+}
+
+ML_STEP_CODE Status Library::prepare_executor(const ExpandedStep& next) {
+  Status status = executor_->prepare_checked(next.view());
+  if (status.ok()) {
+    current_ = 1 - current_;
+    prepared_ = true;
+    next_layer_ = 0;
+  }
+  return status;
+}
+
+ML_REFUSAL_CODE Status Library::refused_kind(const ml_step& step) const {
+  if ((step.flags & ~(ML_STEP_CAPTURING | ML_STEP_TRACING)) != 0) {
+    return {Code::kInvalidArgument, "step: flags", "unknown bits in " + to_string(step.flags)};
+  }
+  if ((step.flags & ML_STEP_TRACING) != 0) {
     return {Code::kFailedPrecondition, "prepare_step",
             "a graph compiler is tracing; the fused path works on addresses and cannot be traced"};
   }
-  if (traits_.host_addressable && full.stream != nullptr) {
-    return {Code::kInvalidArgument, "step: stream", "must be null on " + std::string(traits_.name)};
-  }
-  ML_RETURN_IF_ERROR(expand_step(full, limits_, incoming_));
-  ML_RETURN_IF_ERROR(executor_->prepare(incoming_.view()));
-  step_ = incoming_;
-  prepared_ = true;
-  next_layer_ = 0;
-  return {};
+  return {Code::kInvalidArgument, "step: stream", "must be null on " + std::string(traits_.name)};
 }
 
-Status Library::check_rows(const char* name, const ml_tensor& tensor) const {
+ML_REFUSAL_CODE Status Library::check_rows(const char* name, const ml_tensor& tensor) const {
   TensorRule rule;
   rule.subject = name;
   rule.dtypes = {ML_BF16};
-  rule.shape = {step_.count, config_.hidden_size};
+  rule.shape = {step().count, config_.hidden_size};
   rule.role = ML_ROLE_ACTIVATION;
   rule.device_index = input_.context.device_index;
   rule.alignment = traits_.activation_alignment;
@@ -250,7 +308,7 @@ Status Library::check_rows(const char* name, const ml_tensor& tensor) const {
   return check_tensor(tensor, traits_, rule);
 }
 
-Status Library::check_positions(const ml_tensor& positions) const {
+ML_REFUSAL_CODE Status Library::check_positions(const ml_tensor& positions) const {
   TensorRule rule;
   rule.subject = "positions";
   rule.dtypes = {ML_I64};
@@ -258,15 +316,15 @@ Status Library::check_positions(const ml_tensor& positions) const {
   rule.role = ML_ROLE_ACTIVATION;
   rule.device_index = input_.context.device_index;
   ML_RETURN_IF_ERROR(check_tensor(positions, traits_, rule));
-  if (positions.shape[0] < step_.count) {
+  if (positions.shape[0] < step().count) {
     return {
         Code::kInvalidArgument, "positions",
-        "shape " + shape_text(positions) + ", the step has " + to_string(step_.count) + " rows"};
+        "shape " + shape_text(positions) + ", the step has " + to_string(step().count) + " rows"};
   }
-  if (!traits_.host_addressable) return {};
+  if (!host_addressable_) return {};
   const auto* values = static_cast<const std::int64_t*>(positions.data);
-  for (std::int64_t i = 0; i < step_.count; ++i) {
-    const StepRow& row = step_.rows[static_cast<std::size_t>(i)];
+  for (std::int64_t i = 0; i < step().count; ++i) {
+    const StepRow& row = step().rows[static_cast<std::size_t>(i)];
     if (row.live && values[i] != row.position) {
       return {Code::kInvalidArgument, "positions",
               "row " + to_string(i) + " has position " + to_string(values[i]) +
@@ -276,60 +334,124 @@ Status Library::check_positions(const ml_tensor& positions) const {
   return {};
 }
 
-Status Library::forward_layers(std::int64_t first, std::int64_t count, const ml_tensor& hidden,
-                               const ml_tensor& residual, const ml_tensor& positions,
-                               LibraryOutput& out) {
-  ML_RETURN_IF_ERROR(check_open("forward_layers"));
-  if (!prepared_) return {Code::kFailedPrecondition, "forward_layers", "no step is prepared"};
-  const auto found = std::find_if(input_.layers.begin(), input_.layers.end(),
-                                  [&](const LayerInput& l) { return l.spec.layer_id == first; });
-  if (found == input_.layers.end()) {
-    return {Code::kInvalidArgument, "layer " + to_string(first),
-            "unknown: ids go from " + to_string(input_.layers.front().spec.layer_id) + " to " +
-                to_string(input_.layers.back().spec.layer_id)};
+// Tensors as nearly every caller has them, contiguous in the preferred layout, are taken at a look;
+// of all others check_tensor() says whether they are, and why not.
+ML_LAYER_CODE bool Library::usual(const ml_tensor& tensor, std::int32_t dtype,
+                                  std::int32_t rank) const {
+  const auto unit = static_cast<std::uintptr_t>(dtype == ML_I64 ? 8 : activation_alignment_);
+  return tensor.size == sizeof(ml_tensor) && tensor.data != nullptr && tensor.dtype == dtype &&
+         tensor.rank == rank && tensor.layout == activation_layout_ &&
+         tensor.device_type == device_type_ && tensor.device_index == device_index_ &&
+         tensor.strides[rank - 1] == 1 && reinterpret_cast<std::uintptr_t>(tensor.data) % unit == 0;
+}
+
+ML_LAYER_CODE bool Library::usual_rows(const ml_tensor& tensor) const {
+  return usual(tensor, ML_BF16, 2) && tensor.shape[0] == step().count &&
+         tensor.shape[1] == hidden_size_ && tensor.strides[0] == hidden_size_;
+}
+
+ML_LAYER_CODE bool Library::usual_positions(const ml_tensor& positions) const {
+  const ExpandedStep& now = step();
+  if (!usual(positions, ML_I64, 1) || positions.shape[0] < now.count) return false;
+  if (!host_addressable_) return true;
+  const auto* values = static_cast<const std::int64_t*>(positions.data);
+  for (std::int64_t i = 0; i < now.count; ++i) {
+    const std::int64_t expected = now.positions[static_cast<std::size_t>(i)];
+    if (expected >= 0 && values[i] != expected) return false;
   }
-  const auto index = static_cast<std::size_t>(found - input_.layers.begin());
-  const std::size_t left = input_.layers.size() - index;
-  if (count < 1 || static_cast<std::uint64_t>(count) > left) {
+  return true;
+}
+
+ML_REFUSAL_CODE Status Library::refused_order(std::int64_t first, std::int64_t count) const {
+  if (!prepared_) return {Code::kFailedPrecondition, "forward_layers", "no step is prepared"};
+  const auto found = std::find(layer_ids_.begin(), layer_ids_.end(), first);
+  if (found == layer_ids_.end()) {
+    return {Code::kInvalidArgument, "layer " + to_string(first),
+            "unknown: ids go from " + to_string(layer_ids_.front()) + " to " +
+                to_string(layer_ids_.back())};
+  }
+  const auto left = layer_ids_.end() - found;
+  if (count < 1 || count > left) {
     return {Code::kInvalidArgument, "layer count",
             "is " + to_string(count) + ", from layer " + to_string(first) + " there are " +
                 to_string(left)};
   }
-  if (index != next_layer_) {
-    const std::string expected =
-        next_layer_ < input_.layers.size()
-            ? "layer " + to_string(input_.layers[next_layer_].spec.layer_id) + " is next"
-            : std::string("the step has run all its layers");
-    return {Code::kFailedPrecondition, "layer " + to_string(first), "out of order: " + expected};
+  const std::string expected = next_layer_ < layer_ids_.size()
+                                   ? "layer " + to_string(layer_ids_[next_layer_]) + " is next"
+                                   : std::string("the step has run all its layers");
+  return {Code::kFailedPrecondition, "layer " + to_string(first), "out of order: " + expected};
+}
+
+ML_LAYER_CODE Status Library::forward_layers(std::int64_t first, std::int64_t count,
+                                             const ml_tensor& hidden, const ml_tensor& residual,
+                                             const ml_tensor& positions, LibraryOutput& out) {
+  ask_for(&executor_, static_cast<std::size_t>(reinterpret_cast<const char*>(&steps_) -
+                                               reinterpret_cast<const char*>(&executor_)));
+  ask_for_layer_code();
+  ask_for(positions.data, kCacheLine);
+  ask_for(&step(), step().bytes(0));
+  ask_for(layer_ids_.data() + next_layer_, sizeof layer_ids_.front());
+  ask_for(executor_.get(), kCacheLine);
+  ask_for(executor_virtuals_, kCacheLine);
+  if (!usable_) [[unlikely]]
+    return refused_call("forward_layers");
+  if (!prepared_ || next_layer_ >= layer_ids_.size() || layer_ids_[next_layer_] != first ||
+      count < 1 || static_cast<std::uint64_t>(count) > layer_ids_.size() - next_layer_)
+      [[unlikely]] {
+    return refused_order(first, count);
   }
+  if (!usual_rows(hidden) || !usual_rows(residual) || !usual_positions(positions)) [[unlikely]] {
+    return run_unusual(count, hidden, residual, positions, out);
+  }
+  return run_next(count, hidden, residual, out);
+}
+
+ML_REFUSAL_CODE Status Library::run_unusual(std::int64_t count, const ml_tensor& hidden,
+                                            const ml_tensor& residual, const ml_tensor& positions,
+                                            LibraryOutput& out) {
   ML_RETURN_IF_ERROR(check_rows("hidden", hidden));
   ML_RETURN_IF_ERROR(check_rows("residual", residual));
   ML_RETURN_IF_ERROR(check_positions(positions));
+  return run_next(count, hidden, residual, out);
+}
+
+ML_LAYER_CODE Status Library::run_next(std::int64_t count, const ml_tensor& hidden,
+                                       const ml_tensor& residual, LibraryOutput& out) {
   const LibraryOutput& target = outputs_[next_buffer_ & 1U];
   Status ran = executor_->run_layers(
-      static_cast<std::int64_t>(index), count, static_cast<const bf16_t*>(hidden.data),
+      static_cast<std::int64_t>(next_layer_), count, static_cast<const bf16_t*>(hidden.data),
       static_cast<const bf16_t*>(residual.data), target.hidden, target.residual);
-  if (!ran.ok()) {
-    failure_ = ran;
-    if (group_ != nullptr && group_->status().ok()) group_->fail(ran);  // ends the peers' waits
-    return ran;
+  if (ran.ok()) {
+    ++next_buffer_;
+    next_layer_ += static_cast<std::size_t>(count);
+    out = target;
+  } else {
+    fail(ran);
   }
-  ++next_buffer_;
-  next_layer_ = index + static_cast<std::size_t>(count);
-  out = target;
-  return {};
+  return ran;
+}
+
+ML_REFUSAL_CODE void Library::fail(const Status& why) {
+  failure_ = why;
+  usable_ = false;
+  if (group_ != nullptr && group_->status().ok()) group_->fail(why);  // ends the peers' waits
+}
+
+ML_STEP_CODE bool Library::has_storage(std::span<const void* const> pointers) const {
+  return usable_ && pointers.size() == storage_.size() &&
+         std::equal(storage_.begin(), storage_.end(), pointers.begin());
 }
 
 Status Library::check_storage(std::span<const void* const> pointers) const {
-  ML_RETURN_IF_ERROR(check_open("check_storage"));
+  if (!usable_) return refused_call("check_storage");
+  if (has_storage(pointers)) return {};
   if (pointers.size() != storage_.size()) {
     return {Code::kInvalidArgument, "storage",
             to_string(pointers.size()) + " pointers, the bound layers and caches have " +
                 to_string(storage_.size())};
   }
-  const auto [bound, now] = std::mismatch(storage_.begin(), storage_.end(), pointers.begin());
-  if (bound == storage_.end()) return {};
-  return {Code::kFailedPrecondition, storage_name(input_, bound - storage_.begin()),
+  const auto moved = std::mismatch(storage_.begin(), storage_.end(), pointers.begin()).first;
+  return {Code::kFailedPrecondition, storage_name(input_, moved - storage_.begin()),
           "its memory moved since it was bound; close and bind again"};
 }
 
@@ -340,7 +462,7 @@ Status Library::close() {
   const Status mine = executor_->close();
   Status all = agree_at(group_, "close", mine, options_.timeout);
   closed_ = true;
-  prepared_ = false;
+  usable_ = prepared_ = false;
   if (all.ok()) {
     executor_.reset();
   } else {

@@ -2,7 +2,9 @@
 // serving adapter are thin layers over this class.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -84,11 +86,17 @@ class Library {
   // kFailedPrecondition naming the first weight or cache whose data pointer is not the one bound at
   // create; kInvalidArgument for a list of another length. Host cost only.
   Status check_storage(std::span<const void* const> pointers) const;
+  // Whether it would find nothing wrong.
+  bool has_storage(std::span<const void* const> pointers) const;
   // Collective, idempotent: the executor's close, then agreement. On failure memory is kept.
   Status close();
 
+  // Asks for what prepare_step() touches for so many rows, once a step: for whoever has something
+  // to do until then.
+  void ask_for_step(std::int64_t rows);
+
   bool closed() const { return closed_; }
-  std::int64_t rows() const { return step_.count; }
+  std::int64_t rows() const { return step().count; }
   std::int64_t hidden_size() const { return config_.hidden_size; }
   const LibraryInput& input() const { return input_; }
   Executor& executor() { return *executor_; }
@@ -96,26 +104,50 @@ class Library {
 
  private:
   Library() = default;
-  Status check_open(const char* call) const;
+  const ExpandedStep& step() const { return steps_[current_]; }
+  Status refused_call(const char* call) const;
+  Status refused_order(std::int64_t first, std::int64_t count) const;
+  Status refused_kind(const ml_step& step) const;
+  void fail(const Status& why);
+  Status prepare_whole(const ml_step& step);
+  Status prepare_older(const ml_step& step);
+  Status prepare_executor(const ExpandedStep& next);
+  Status run_next(std::int64_t count, const ml_tensor& hidden, const ml_tensor& residual,
+                  LibraryOutput& out);
+  Status run_unusual(std::int64_t count, const ml_tensor& hidden, const ml_tensor& residual,
+                     const ml_tensor& positions, LibraryOutput& out);
   Status check_rows(const char* name, const ml_tensor& tensor) const;
   Status check_positions(const ml_tensor& positions) const;
+  bool usual(const ml_tensor& tensor, std::int32_t dtype, std::int32_t rank) const;
+  bool usual_rows(const ml_tensor& tensor) const;
+  bool usual_positions(const ml_tensor& tensor) const;
   void log(const std::string& line) const;
+
+  // What a step touches, first and together.
+  std::unique_ptr<Executor> executor_;
+  StepMemory executor_memory_;
+  const void* executor_virtuals_ = nullptr;
+  StepLimits limits_;
+  bool usable_ = false;  // built, not closed, nothing failed
+  bool asked_ = false;   // for the next step's memory
+  bool prepared_ = false, host_addressable_ = true;
+  unsigned current_ = 0, next_buffer_ = 0;
+  std::size_t next_layer_ = 0;           // index into the specs
+  std::vector<std::int64_t> layer_ids_;  // of the specs
+  LibraryOutput outputs_[2];
+  std::int32_t device_type_ = 0, device_index_ = 0, activation_layout_ = 0;
+  std::int64_t activation_alignment_ = 1, hidden_size_ = 0;
+  std::array<ExpandedStep, 2> steps_;  // the prepared one, and room for the next
 
   LibraryInput input_;
   m3::ModelConfig config_;
   DeviceTraits traits_;
   LibraryOptions options_;
   tp::Group* group_ = nullptr;
-  std::unique_ptr<Executor> executor_;
   std::vector<const void*> storage_;
-  StepLimits limits_;
-  ExpandedStep step_, incoming_;
-  bool prepared_ = false, closed_ = false;
-  Status failure_;              // of the executor; final
-  std::size_t next_layer_ = 0;  // index into the specs
-  unsigned next_buffer_ = 0;
+  bool closed_ = false;
+  Status failure_;               // of the executor; final
   std::vector<bf16_t> buffers_;  // [2][hidden, residual][kMaxRows, hidden_size], 64-byte aligned
-  LibraryOutput outputs_[2];
 };
 
 // Memory that peers or graphs may still reach: kept, on purpose and findable, to the process's end.

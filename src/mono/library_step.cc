@@ -4,6 +4,9 @@
 #include <cstring>
 #include <string>
 
+#include "core/prefetch.h"
+#include "mono/block_table.h"
+
 namespace monolayer::mono {
 namespace {
 
@@ -13,94 +16,158 @@ Status bad(const std::string& subject, const std::string& message) {
   return {Code::kInvalidArgument, "step: " + subject, message};
 }
 
-Status check_counts(const ml_step& step) {
-  if (step.token_count < 1 || step.token_count > ML_MAX_ROWS) {
-    return bad("token_count", "is " + to_string(step.token_count) + ", must be in [1, " +
-                                  to_string(ML_MAX_ROWS) + "]");
-  }
-  if (step.requests < 1 || step.requests > step.token_count) {
-    return bad("requests", "is " + to_string(step.requests) + ", must be in [1, " +
-                               to_string(step.token_count) + "]");
-  }
+using Fault = StepFault;
+using Finding = StepFinding;
+
+bool usable(const void* data, std::uintptr_t unit) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  return address != 0 && address % unit == 0;
+}
+
+std::int64_t blocks_of(std::int64_t length) {
+  return (length + ML_BLOCK_TOKENS - 1) / ML_BLOCK_TOKENS;
+}
+
+std::int64_t slot_of(const std::int32_t* table, std::int64_t position) {
+  return std::int64_t{table[position / ML_BLOCK_TOKENS]} * ML_BLOCK_TOKENS +
+         position % ML_BLOCK_TOKENS;
+}
+
+// Table and slots of one cache.
+struct CacheSide {
+  bool index = false;
+  const std::int32_t* table = nullptr;
+  std::int64_t width = 0, blocks = 0;
+};
+
+CacheSide side_of(const ml_step& step, const StepLimits& limits, bool index, std::int64_t request) {
+  const std::int64_t width = index ? step.index_table_width : step.table_width;
+  return {index,
+          (index ? step.index_table : step.main_table) + request * std::max<std::int64_t>(width, 0),
+          width, index ? limits.index_blocks : limits.blocks};
+}
+
+ML_STEP_CODE Fault check_table(const CacheSide& side, std::int64_t length) {
+  const std::int64_t used = blocks_of(length);
+  if (used > side.width) return Fault::kTableWidth;
+  return blocks_within(side.table, used, side.blocks) ? Fault::kNone : Fault::kTableEntry;
+}
+
+// One table may serve both caches.
+bool same_check(const CacheSide& a, const CacheSide& b) {
+  return a.table == b.table && a.width == b.width && a.blocks == b.blocks;
+}
+
+ML_STEP_CODE Fault check_slot(const CacheSide& side, std::int64_t slot, std::int64_t position) {
+  if (slot >= side.blocks * ML_BLOCK_TOKENS) return Fault::kSlotBeyond;
+  return slot == slot_of(side.table, position) ? Fault::kNone : Fault::kSlotElsewhere;
+}
+
+ML_STEP_CODE Fault check_counts(const ml_step& step) {
+  if (step.token_count < 1 || step.token_count > ML_MAX_ROWS) return Fault::kTokenCount;
+  if (step.requests < 1 || step.requests > step.token_count) return Fault::kRequests;
   if (step.query_lens == nullptr && (step.query_len < 1 || step.query_len > ML_MAX_QUERY)) {
-    return bad("query_len", "is " + to_string(step.query_len) + ", must be in [1, " +
-                                to_string(ML_MAX_QUERY) + "]");
+    return Fault::kQueryLength;
+  }
+  const bool arrays = reinterpret_cast<std::uintptr_t>(step.query_lens) % 4 == 0 &&
+                      usable(step.main_table, 4) && usable(step.index_table, 4) &&
+                      usable(step.seq_lens, 4) && usable(step.main_slots, 8) &&
+                      usable(step.index_slots, 8);
+  return arrays ? Fault::kNone : Fault::kArrays;
+}
+
+ML_STEP_CODE Finding check_writes(const ExpandedStep& step) {
+  for (std::int64_t i = 1; i < step.count; ++i) {
+    const StepRow& row = step.rows[static_cast<std::size_t>(i)];
+    if (!row.live) continue;
+    for (std::int64_t j = 0; j < i; ++j) {
+      const StepRow& other = step.rows[static_cast<std::size_t>(j)];
+      const bool main = row.main_slot == other.main_slot;
+      if (other.live && (main || row.index_slot == other.index_slot)) {
+        return {Fault::kWrittenTwice, !main, i, j};
+      }
+    }
+  }
+  return {};
+}
+
+ML_STEP_CODE void no_row(ExpandedStep& out, std::int64_t at) {
+  out.rows[static_cast<std::size_t>(at)] = StepRow{};
+  out.positions[static_cast<std::size_t>(at)] = -1;
+}
+
+// The tables of request `r`, and the rest of what its rows need.
+ML_STEP_CODE Finding expand_request(const ml_step& step, const StepLimits& limits, std::int64_t r,
+                                    std::int64_t at, ExpandedStep& out) {
+  const std::int64_t query = step.query_lens != nullptr ? step.query_lens[r] : step.query_len;
+  if (query < 1 || query > ML_MAX_QUERY) return {Fault::kRequestRows, false, r, query};
+  if (query > step.token_count - at) return {Fault::kRows, false, r, at + query};
+  const std::int64_t length = step.seq_lens[r];
+  if (length < 0 || length > limits.max_context) return {Fault::kLength, false, r, length};
+  const CacheSide sides[] = {side_of(step, limits, false, r), side_of(step, limits, true, r)};
+  if (length >= query) {
+    for (const CacheSide& side : sides) {
+      if (side.index && same_check(sides[0], side)) continue;
+      const Fault fault = check_table(side, length);
+      if (fault != Fault::kNone) return {fault, side.index, r, length};
+    }
+  }
+  bool seen = false, ended = false;
+  for (std::int64_t j = 0; j < query; ++j, ++at) {
+    StepRow& row = out.rows[static_cast<std::size_t>(at)];
+    const std::int64_t slots[] = {step.main_slots[at], step.index_slots[at]};
+    if (std::min(slots[0], slots[1]) < -1) {
+      return {Fault::kNegativeSlot, slots[0] >= -1, at, std::min(slots[0], slots[1])};
+    }
+    if (length < query || std::min(slots[0], slots[1]) < 0) {
+      no_row(out, at);
+      ended = seen;
+      continue;
+    }
+    if (ended) return {Fault::kPaddingAmid, false, at, r};
+    seen = true;
+    row.live = true;
+    row.request = static_cast<std::int32_t>(r);
+    row.position = out.positions[static_cast<std::size_t>(at)] = length - query + j;
+    row.main_table = sides[0].table;
+    row.index_table = sides[1].table;
+    row.main_slot = slots[0];
+    row.index_slot = slots[1];
+    for (const CacheSide& side : sides) {
+      const std::int64_t slot = slots[side.index ? 1 : 0];
+      const Fault fault = check_slot(side, slot, row.position);
+      if (fault != Fault::kNone) return {fault, side.index, at, slot};
+    }
+  }
+  return {};
+}
+
+Status refused_arrays(const ml_step& step) {
+  if (reinterpret_cast<std::uintptr_t>(step.query_lens) % 4 != 0) {
+    return bad("query_lens", "is not aligned to 4 bytes");
   }
   const std::pair<const char*, const void*> arrays[] = {{"main_table", step.main_table},
                                                         {"index_table", step.index_table},
                                                         {"seq_lens", step.seq_lens},
                                                         {"main_slots", step.main_slots},
                                                         {"index_slots", step.index_slots}};
-  if (reinterpret_cast<std::uintptr_t>(step.query_lens) % 4 != 0) {
-    return bad("query_lens", "is not aligned to 4 bytes");
-  }
   for (const auto& [name, data] : arrays) {
     if (data == nullptr) return bad(name, "null pointer");
-    const std::size_t unit = std::strstr(name, "slots") != nullptr ? 8 : 4;
-    if (reinterpret_cast<std::uintptr_t>(data) % unit != 0) {
-      return bad(name, "is not aligned to " + to_string(unit) + " bytes");
-    }
+    const std::uintptr_t unit = std::strstr(name, "slots") != nullptr ? 8 : 4;
+    if (!usable(data, unit)) return bad(name, "is not aligned to " + to_string(unit) + " bytes");
   }
   return {};
 }
 
-// One block table row against the blocks that `length` tokens use.
-Status check_table(const char* name, const std::int32_t* table, std::int64_t width,
-                   std::int64_t request, std::int64_t length, std::int64_t blocks) {
-  const std::int64_t used = (length + ML_BLOCK_TOKENS - 1) / ML_BLOCK_TOKENS;
-  if (used > width) {
-    return bad(std::string(name) + "_width", "is " + to_string(width) + ", request " +
-                                                 to_string(request) + " of " + to_string(length) +
-                                                 " tokens needs " + to_string(used));
-  }
-  // The sign bit of id or of bound - 1 - id says "outside"; a plain loop of or's is vectorised, and
-  // long contexts have thousands of entries.
-  const auto bound = static_cast<std::uint32_t>(blocks);
-  std::uint32_t outside = 0;
-  for (std::int64_t i = 0; i < used; ++i) {
-    const auto id = static_cast<std::uint32_t>(table[i]);
-    outside |= id | (bound - 1 - id);
-  }
-  if (outside >> 31 == 0) return {};
-  const std::int32_t* entry = std::find_if(table, table + used, [&](std::int32_t id) {
-    return static_cast<std::uint32_t>(id) >= bound;
-  });
-  return bad(name, "entry " + to_string(entry - table) + " of request " + to_string(request) +
-                       " is block " + to_string(*entry) + ", the cache has " + to_string(blocks));
+std::string between(std::int64_t value, std::int64_t low, std::int64_t high) {
+  return to_string(value) + ", must be in [" + to_string(low) + ", " + to_string(high) + "]";
 }
 
-Status check_slot(const char* name, std::int64_t row, std::int64_t slot, const std::int32_t* table,
-                  std::int64_t position, std::int64_t blocks) {
-  if (slot >= blocks * ML_BLOCK_TOKENS) {
-    return bad(name, "row " + to_string(row) + " has slot " + to_string(slot) + ", the cache has " +
-                         to_string(blocks * ML_BLOCK_TOKENS));
-  }
-  const std::int64_t expected = std::int64_t{table[position / ML_BLOCK_TOKENS]} * ML_BLOCK_TOKENS +
-                                position % ML_BLOCK_TOKENS;
-  if (slot != expected) {
-    return bad(name, "row " + to_string(row) + " has slot " + to_string(slot) +
-                         ", the table puts position " + to_string(position) + " at " +
-                         to_string(expected));
-  }
-  return {};
-}
-
-Status check_writes(const ExpandedStep& step) {
-  for (std::int64_t i = 1; i < step.count; ++i) {
-    const StepRow& row = step.rows[static_cast<std::size_t>(i)];
-    if (!row.live) continue;
-    for (std::int64_t j = 0; j < i; ++j) {
-      const StepRow& other = step.rows[static_cast<std::size_t>(j)];
-      if (!other.live) continue;
-      if (row.main_slot == other.main_slot || row.index_slot == other.index_slot) {
-        const bool main = row.main_slot == other.main_slot;
-        return bad(main ? "main_slots" : "index_slots",
-                   "rows " + to_string(j) + " and " + to_string(i) + " both write slot " +
-                       to_string(main ? row.main_slot : row.index_slot));
-      }
-    }
-  }
-  return {};
+Status refused_entry(const char* name, const CacheSide& side, const Finding& found) {
+  std::int64_t i = 0;
+  while (side.table[i] >= 0 && side.table[i] < side.blocks) ++i;
+  return bad(name, "entry " + to_string(i) + " of request " + to_string(found.at) + " is block " +
+                       to_string(side.table[i]) + ", the cache has " + to_string(side.blocks));
 }
 
 }  // namespace
@@ -118,70 +185,85 @@ Status read_step(const ml_step* step, ml_step& out) {
   return {};
 }
 
-Status expand_step(const ml_step& step, const StepLimits& limits, ExpandedStep& out) {
-  ML_RETURN_IF_ERROR(check_counts(step));
+ML_STEP_CODE StepFinding examine_step(const ml_step& step, const StepLimits& limits,
+                                      ExpandedStep& out) {
+  const Fault counts = check_counts(step);
+  if (counts != Fault::kNone) return {counts, false, 0, 0};
   out.count = step.token_count;
   std::int64_t at = 0;  // first row of the request
   for (std::int64_t r = 0; r < step.requests; ++r) {
-    const std::int64_t query = step.query_lens != nullptr ? step.query_lens[r] : step.query_len;
-    if (query < 1 || query > ML_MAX_QUERY) {
-      return bad("query_lens", "request " + to_string(r) + " has " + to_string(query) +
+    const Finding found = expand_request(step, limits, r, at, out);
+    if (found.fault != Fault::kNone) return found;
+    at += step.query_lens != nullptr ? step.query_lens[r] : step.query_len;
+  }
+  for (; at < step.token_count; ++at) no_row(out, at);
+  return check_writes(out);
+}
+
+ML_REFUSAL_CODE Status step_refusal(const ml_step& step, const StepLimits& limits,
+                                    const ExpandedStep& rows, const StepFinding& found) {
+  const char* table = found.index ? "index_table" : "main_table";
+  const char* slots = found.index ? "index_slots" : "main_slots";
+  const std::string request = "request " + to_string(found.at);
+  const std::string row = "row " + to_string(found.at);
+  const std::int64_t blocks = found.index ? limits.index_blocks : limits.blocks;
+  switch (found.fault) {
+    case Fault::kNone:
+      return {};
+    case Fault::kTokenCount:
+      return bad("token_count", "is " + between(step.token_count, 1, ML_MAX_ROWS));
+    case Fault::kRequests:
+      return bad("requests", "is " + between(step.requests, 1, step.token_count));
+    case Fault::kQueryLength:
+      return bad("query_len", "is " + between(step.query_len, 1, ML_MAX_QUERY));
+    case Fault::kArrays:
+      return refused_arrays(step);
+    case Fault::kRequestRows:
+      return bad("query_lens", request + " has " + to_string(found.value) +
                                    " rows, must be in [1, " + to_string(ML_MAX_QUERY) + "]");
-    }
-    if (query > step.token_count - at) {
+    case Fault::kRows:
       return bad("token_count", "is " + to_string(step.token_count) + ", requests 0 to " +
-                                    to_string(r) + " have " + to_string(at + query) + " rows");
+                                    to_string(found.at) + " have " + to_string(found.value) +
+                                    " rows");
+    case Fault::kLength:
+      return bad("seq_lens", request + " has length " +
+                                 between(found.value, 0, limits.max_context) + " (max_context)");
+    case Fault::kTableWidth:
+      return bad(std::string(table) + "_width",
+                 "is " + to_string(found.index ? step.index_table_width : step.table_width) + ", " +
+                     request + " of " + to_string(found.value) + " tokens needs " +
+                     to_string(blocks_of(found.value)));
+    case Fault::kTableEntry:
+      return refused_entry(table, side_of(step, limits, found.index, found.at), found);
+    case Fault::kNegativeSlot:
+      return bad(slots,
+                 row + " has slot " + to_string(found.value) + ", must be -1 (padding) or above");
+    case Fault::kPaddingAmid:
+      return bad(slots, row + " of request " + to_string(found.value) +
+                            " follows a padded row of the same request");
+    case Fault::kSlotBeyond:
+      return bad(slots, row + " has slot " + to_string(found.value) + ", the cache has " +
+                            to_string(blocks * ML_BLOCK_TOKENS));
+    case Fault::kSlotElsewhere: {
+      const StepRow& mine = rows.rows[static_cast<std::size_t>(found.at)];
+      const std::int64_t expected =
+          slot_of(found.index ? mine.index_table : mine.main_table, mine.position);
+      return bad(slots, row + " has slot " + to_string(found.value) + ", the table puts position " +
+                            to_string(mine.position) + " at " + to_string(expected));
     }
-    const std::int64_t length = step.seq_lens[r];
-    if (length < 0 || length > limits.max_context) {
-      return bad("seq_lens", "request " + to_string(r) + " has length " + to_string(length) +
-                                 ", must be in [0, " + to_string(limits.max_context) +
-                                 "] (max_context)");
-    }
-    const bool live_request = length >= query;
-    const std::int32_t* main = step.main_table + r * std::max(step.table_width, 0);
-    const std::int32_t* index = step.index_table + r * std::max(step.index_table_width, 0);
-    if (live_request) {
-      ML_RETURN_IF_ERROR(
-          check_table("main_table", main, step.table_width, r, length, limits.blocks));
-      ML_RETURN_IF_ERROR(check_table("index_table", index, step.index_table_width, r, length,
-                                     limits.index_blocks));
-    }
-    bool seen = false, ended = false;
-    for (std::int64_t j = 0; j < query; ++j, ++at) {
-      StepRow& row = out.rows[static_cast<std::size_t>(at)];
-      row = StepRow{};
-      const std::int64_t main_slot = step.main_slots[at], index_slot = step.index_slots[at];
-      if (main_slot < -1 || index_slot < -1) {
-        return bad(main_slot < -1 ? "main_slots" : "index_slots",
-                   "row " + to_string(at) + " has slot " +
-                       to_string(std::min(main_slot, index_slot)) +
-                       ", must be -1 (padding) or above");
-      }
-      if (!live_request || main_slot < 0 || index_slot < 0) {
-        ended = seen;
-        continue;
-      }
-      if (ended) {
-        return bad("main_slots", "row " + to_string(at) + " of request " + to_string(r) +
-                                     " follows a padded row of the same request");
-      }
-      seen = true;
-      row.live = true;
-      row.request = static_cast<std::int32_t>(r);
-      row.position = length - query + j;
-      row.main_table = main;
-      row.index_table = index;
-      row.main_slot = main_slot;
-      row.index_slot = index_slot;
-      ML_RETURN_IF_ERROR(
-          check_slot("main_slots", at, main_slot, main, row.position, limits.blocks));
-      ML_RETURN_IF_ERROR(
-          check_slot("index_slots", at, index_slot, index, row.position, limits.index_blocks));
+    case Fault::kWrittenTwice: {
+      const StepRow& mine = rows.rows[static_cast<std::size_t>(found.at)];
+      return bad(slots, "rows " + to_string(found.value) + " and " + to_string(found.at) +
+                            " both write slot " +
+                            to_string(found.index ? mine.index_slot : mine.main_slot));
     }
   }
-  for (; at < step.token_count; ++at) out.rows[static_cast<std::size_t>(at)] = StepRow{};
-  return check_writes(out);
+  return {};
+}
+
+Status expand_step(const ml_step& step, const StepLimits& limits, ExpandedStep& out) {
+  const StepFinding found = examine_step(step, limits, out);
+  return found.none() ? Status{} : step_refusal(step, limits, out, found);
 }
 
 }  // namespace monolayer::mono

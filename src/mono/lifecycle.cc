@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "core/prefetch.h"
+
 namespace monolayer::mono {
 namespace {
 
@@ -186,6 +188,12 @@ Result<Library*> Lifecycle::build() {
   state_ = LifecycleState::kLive;
   reason_.clear();
   return library_.get();
+}
+
+ML_STEP_CODE Library* Lifecycle::ready(const StepConditions& step,
+                                       std::span<const void* const> storage) const {
+  const bool live = state_ == LifecycleState::kLive && !step.tracing && step.has_metadata;
+  return live && (storage.empty() || library_->has_storage(storage)) ? library_.get() : nullptr;
 }
 
 Result<Library*> Lifecycle::acquire(const StepConditions& step,

@@ -72,6 +72,9 @@ class Lifecycle {
   // of storage_pointers(); empty: those bound here.
   Result<Library*> acquire(const StepConditions& step, std::span<const void* const> storage = {});
 
+  // What acquire() would say where that is the library that lives already; else null.
+  Library* ready(const StepConditions& step, std::span<const void* const> storage = {}) const;
+
   // Collective: after a moved cache was found on some rank, closes the old library, so that the
   // next eager step builds a new one with what is bound then. `caches`: the new ones, may be empty.
   Status rebuild(const std::vector<ml_cache_spec>& caches);
@@ -100,15 +103,15 @@ class Lifecycle {
   bool all_bound(std::string& missing) const;
   void log(const std::string& line) const;
 
+  LifecycleState state_ = LifecycleState::kIdle;
+  std::unique_ptr<Library> library_;
   LibraryInput input_;  // caches: one entry per layer, tensors absent until bound
   LibraryBackend& backend_;
   tp::Group* group_;
   Options options_;
-  LifecycleState state_ = LifecycleState::kIdle;
   std::string reason_;
   Status failure_;
   bool supported_ = false;  // the deployment was agreed on
-  std::unique_ptr<Library> library_;
   std::int64_t generation_ = 0;
 };
 

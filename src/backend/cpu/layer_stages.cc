@@ -1,13 +1,15 @@
 #include "backend/cpu/layer_stages.h"
 
 #include <algorithm>
+#include <new>
 #include <string>
+#include <utility>
 
 #include "backend/cpu/layer_views.h"
 #include "backend/cpu/qkv.h"
 #include "backend/cpu/row_stages.h"
 #include "backend/cpu/split_sum.h"
-#include "backend/cpu/step_rows.h"
+#include "core/prefetch.h"
 
 namespace monolayer::cpu {
 namespace {
@@ -53,7 +55,9 @@ std::vector<std::int64_t> signature(const LayerView& view) {
 
 LayerStages::LayerStages(const mono::ExecutorConfig& config, const Tiles& tiles, int workers,
                          int ranks)
-    : config_(config.shape),
+    : any_sparse_(config.shape.any_sparse()),
+      plan_tokens_(any_sparse_ ? config.shape.block_size : m3::kPageTokens),
+      config_(config.shape),
       tiles_(tiles),
       max_context_(std::min(config.max_context, config.shape.max_positions)),
       ranks_(ranks),
@@ -67,6 +71,8 @@ LayerStages::LayerStages(const mono::ExecutorConfig& config, const Tiles& tiles,
     all_mlp_kinds_ |= mlp_kinds_.back();
     all_kinds_ |= qkv_kinds_.back() | mlp_kinds_.back();
   }
+  bounds_ = row_bounds(config_, caches_, max_context_);
+  step_plan_.take(mono::kMaxRows, mono::kMaxRows);
   find_kinds();
   measure();
 }
@@ -133,24 +139,50 @@ void LayerStages::measure() {
 }
 
 Status LayerStages::prepare(std::span<const mono::StepRow> rows) {
-  ML_RETURN_IF_ERROR(plan_rows(rows, config_, caches_, max_context_, step_plan_, live_));
-  all_rows_ = rows.size();
-  const std::int64_t live = step_plan_.rows();
-  if (live == 0) return {};
-  std::vector<RowKey> key;
-  for (std::int64_t r = 0; r < live; ++r) {
-    const PlannedRow& row = step_plan_.row(r);
-    const PlannedSequence& sequence =
-        step_plan_.sequences()[static_cast<std::size_t>(row.sequence)];
-    key.push_back({sequence.first_row, row.position / m3::kPageTokens,
-                   config_.any_sparse() ? row.position / config_.block_size : 0});
-  }
-  if (key != key_) {
-    ML_RETURN_IF_ERROR(make_plans());
-    key_ = std::move(key);
-  }
+  ML_RETURN_IF_ERROR(plan_rows(rows, bounds_, step_plan_, live_));
+  return plan_taken(rows.size());
+}
+
+ML_STEP_CODE Status LayerStages::prepare_checked(std::span<const mono::StepRow> rows) {
+  take_rows(rows, bounds_.sparse, step_plan_, live_);
+  return plan_taken(rows.size());
+}
+
+ML_STEP_CODE Status LayerStages::plan_taken(std::size_t rows) {
+  all_rows_ = rows;
+  if (step_plan_.rows() == 0) return {};
   ++step_;
-  reserve_scratch();
+  if (!same_plans()) [[unlikely]]
+    return plan_anew();
+  return {};
+}
+
+// Keeps what the plans have to be made for.
+ML_STEP_CODE bool LayerStages::same_plans() {
+  const std::int64_t rows = step_plan_.rows();
+  bool same = rows == key_rows_;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const PlannedRow& row = step_plan_.row(r);
+    const RowKey mine{step_plan_.sequences()[static_cast<std::size_t>(row.sequence)].first_row,
+                      row.position / plan_tokens_};
+    RowKey& kept = key_[static_cast<std::size_t>(r)];
+    if (kept == mine) continue;
+    kept = mine;
+    same = false;
+  }
+  key_rows_ = rows;
+  return same;
+}
+
+ML_REFUSAL_CODE Status LayerStages::plan_anew() {
+  const std::int64_t rows = std::exchange(key_rows_, 0);  // until all of it is there
+  try {
+    ML_RETURN_IF_ERROR(make_plans());
+    reserve_scratch();
+  } catch (const std::bad_alloc&) {
+    return {Code::kResourceExhausted, "step", "no memory for its buffers"};
+  }
+  key_rows_ = rows;
   return {};
 }
 
@@ -173,7 +205,6 @@ Status LayerStages::make_plans() {
     for (int r = 0; r < mono::kRegions; ++r) {
       const mono::RegionPlace& region = kind.plan.regions[static_cast<std::size_t>(r)];
       if (region.needed <= region.bytes) continue;
-      key_.clear();
       return {Code::kInternal, "region",
               std::string(mono::region_name(static_cast<Region>(r))) + " holds " +
                   std::to_string(region.bytes) + " bytes, the step needs " +

@@ -11,6 +11,7 @@
 #include "backend/cpu/index_select.h"
 #include "backend/cpu/mlp.h"
 #include "backend/cpu/model_view.h"
+#include "backend/cpu/step_rows.h"
 #include "core/deadline.h"
 #include "m3/rope.h"
 #include "mono/executor.h"
@@ -38,9 +39,18 @@ class LayerStages : public mono::TaskRunner {
   // `config` passed check_executor_config(). Throws std::bad_alloc.
   LayerStages(const mono::ExecutorConfig& config, const Tiles& tiles, int workers, int ranks);
 
+  // What prepare() touches of this object, and beyond it.
+  mono::StepMemory step_memory() const {
+    const auto* begin = reinterpret_cast<const std::byte*>(&bounds_);
+    return {{begin, reinterpret_cast<const std::byte*>(&config_)},
+            {{step_plan_.sequences().data(), sizeof(PlannedSequence)},
+             {&step_plan_.row(0), sizeof(PlannedRow)}}};
+  }
+
   // Rows of the next step; plans change only where rows cross a page or a block. As
   // mono::Executor::prepare().
   Status prepare(std::span<const mono::StepRow> rows);
+  Status prepare_checked(std::span<const mono::StepRow> rows);
   const mono::LayerPlan& plan(std::int64_t layer) const { return plans_[kind(layer)].plan; }
   std::int64_t rows() const { return static_cast<std::int64_t>(all_rows_); }
   std::int64_t live_rows() const { return step_plan_.rows(); }
@@ -88,8 +98,9 @@ class LayerStages : public mono::TaskRunner {
     std::int64_t layer = 0;  // an example
     mono::LayerPlan plan;
   };
+  // Plans stay while rows are grouped alike and stay in their pages and blocks.
   struct RowKey {
-    std::int64_t request_row = 0, page = 0, block = 0;
+    std::int64_t first_row = 0, block = 0;
     bool operator==(const RowKey&) const = default;
   };
 
@@ -101,6 +112,9 @@ class LayerStages : public mono::TaskRunner {
   void allocate();
   Status make_plans();
   mono::PlanInput plan_input(const Kind& kind);
+  bool same_plans();
+  Status plan_taken(std::size_t rows);
+  Status plan_anew();
   void reserve_scratch();
   void place(const mono::LayerPlan& plan);
 
@@ -118,6 +132,17 @@ class LayerStages : public mono::TaskRunner {
               Range out);
   void write_out(const StepContext& step, const float* totals, Range out);
 
+  // What prepare() touches, first and together.
+  RowBounds bounds_;
+  const bool any_sparse_;
+  const std::int64_t plan_tokens_;  // blocks of so many positions within which plans stay
+  std::size_t all_rows_ = 0;
+  std::uint64_t step_ = 0;  // prepared so far
+  StepPlan step_plan_;
+  LiveRows live_{};                           // caller's row of each row of step_plan_
+  std::array<RowKey, mono::kMaxRows> key_{};  // what the plans were made for
+  std::int64_t key_rows_ = 0;                 // 0: none were made
+
   const m3::ModelConfig config_;
   const Tiles& tiles_;
   const std::int64_t max_context_;
@@ -126,10 +151,6 @@ class LayerStages : public mono::TaskRunner {
   Caches caches_;
   m3::Rope rope_;
 
-  StepPlan step_plan_;
-  std::vector<std::int64_t> live_;  // caller's row of each row of step_plan_
-  std::size_t all_rows_ = 0;
-  std::vector<RowKey> key_;  // what the plans were made for
   std::vector<std::size_t> kind_of_;
   std::vector<Kind> plans_;
   AttentionPlan attention_[2];  // dense, sparse
@@ -138,7 +159,6 @@ class LayerStages : public mono::TaskRunner {
   std::array<std::int64_t, mono::kRegions> largest_{};
   std::vector<unsigned> qkv_kinds_, mlp_kinds_;  // [layer]
   unsigned all_kinds_ = 0, all_mlp_kinds_ = 0;
-  std::uint64_t step_ = 0;  // prepared so far
 
   Buffer<std::byte> memory_;
   std::size_t memory_bytes_ = 0;

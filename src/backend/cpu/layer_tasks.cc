@@ -39,11 +39,12 @@ void LayerStages::begin_run(const LayerRun& run, const mono::Mailbox& mailbox,
 }
 
 void LayerStages::finish_run() {
-  if (live_.size() == all_rows_) return;
+  const auto live = static_cast<std::size_t>(live_rows());
+  if (live == all_rows_) return;
   const auto n = static_cast<std::size_t>(config_.hidden_size);
   std::size_t next = 0;
   for (std::size_t r = 0; r < all_rows_; ++r) {
-    if (next < live_.size() && live_[next] == static_cast<std::int64_t>(r)) {
+    if (next < live && live_[next] == static_cast<std::int64_t>(r)) {
       ++next;
       continue;
     }

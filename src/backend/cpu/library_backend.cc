@@ -13,26 +13,6 @@ constexpr std::int32_t kRows[] = {ML_LAYOUT_ROWS};
 constexpr std::int32_t kPages[] = {ML_LAYOUT_PAGES};
 constexpr std::string_view kStages[] = {"worker team", "executor"};
 
-// An executor together with the team it runs on.
-class OwnedExecutor : public mono::Executor {
- public:
-  OwnedExecutor(std::unique_ptr<ThreadTeam> team, std::unique_ptr<mono::Executor> executor)
-      : team_(std::move(team)), executor_(std::move(executor)) {}
-
-  Status prepare(std::span<const mono::StepRow> rows) override { return executor_->prepare(rows); }
-  Status run_layers(std::int64_t first, std::int64_t count, const bf16_t* hidden,
-                    const bf16_t* residual, bf16_t* hidden_out, bf16_t* residual_out) override {
-    return executor_->run_layers(first, count, hidden, residual, hidden_out, residual_out);
-  }
-  std::span<const std::int32_t> selections() const override { return executor_->selections(); }
-  const mono::ExecutorStatistics& statistics() const override { return executor_->statistics(); }
-  Status close() override { return executor_->close(); }
-
- private:
-  std::unique_ptr<ThreadTeam> team_;  // outlives the executor
-  std::unique_ptr<mono::Executor> executor_;
-};
-
 class Building : public mono::Construction {
  public:
   Building(mono::ExecutorConfig config, int workers, bool pin, ThreadTeam* team,
@@ -51,13 +31,10 @@ class Building : public mono::Construction {
       return {};
     }
     ThreadTeam* const team = borrowed_ != nullptr ? borrowed_ : team_.get();
-    ML_ASSIGN_OR_RETURN(executor_, MonoExecutor::create(config_, team, options_));
+    ML_ASSIGN_OR_RETURN(executor_, MonoExecutor::create(config_, team, options_, std::move(team_)));
     return {};
   }
-  std::unique_ptr<mono::Executor> finish() override {
-    if (borrowed_ != nullptr) return std::move(executor_);
-    return std::make_unique<OwnedExecutor>(std::move(team_), std::move(executor_));
-  }
+  std::unique_ptr<mono::Executor> finish() override { return std::move(executor_); }
 
  private:
   const mono::ExecutorConfig config_;

@@ -9,6 +9,7 @@
 #include "backend/cpu/index_select.h"
 #include "backend/cpu/step_shape.h"
 #include "core/dtype.h"
+#include "core/prefetch.h"
 
 namespace monolayer::cpu {
 namespace {
@@ -59,6 +60,12 @@ ml_cache_spec cache_spec(const m3::ModelConfig& c, const LayerCache& cache, std:
   return spec;
 }
 
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 // Without a policy: whatever the library takes.
 class WithinLimits final : public StepDriver {
  public:
@@ -99,22 +106,29 @@ class WithinLimits final : public StepDriver {
 
 }  // namespace
 
+MonoChain::Pool MonoChain::pool_of(const StepContext& step) {
+  const LayerCache& first = step.cache.layer(0);
+  return {first.k, first.pages, first.options};
+}
+
 class MonoChain::Paths final : public mono::StepPaths {
  public:
   Paths(MonoChain& chain, const StepContext& step, m3::TraceSink* sink)
       : chain_(chain), step_(step), sink_(sink) {}
-  Status run_native() override { return chain_.NativeChain::run_layers(step_, sink_); }
-  Status run_mono(mono::Library& library) override {
-    ML_RETURN_IF_ERROR(chain_.fused(library, step_, sink_));
-    ++chain_.paths_.mono;
-    return {};
-  }
+  Status run_native() override { return chain_.go_native(step_, sink_); }
+  Status run_mono(mono::Library& library) override;
 
  private:
   MonoChain& chain_;
   const StepContext& step_;
   m3::TraceSink* const sink_;
 };
+
+ML_STEP_CODE Status MonoChain::Paths::run_mono(mono::Library& library) {
+  Status status = chain_.prepare_step(library, step_);
+  if (status.ok()) chain_.fused(library, step_, sink_, status);
+  return status;
+}
 
 // A step that is prepared and then abandoned.
 class MonoChain::Preparation final : public mono::StepPaths {
@@ -144,6 +158,8 @@ MonoChain::MonoChain(m3::ModelConfig config, ModelView view, ThreadTeam& team, c
   } else {
     driver_ = std::make_unique<WithinLimits>(lifecycle_, caches);
   }
+  driver_memory_ = driver_->step_memory();
+  driver_virtuals_ = virtuals_of(driver_.get());
 }
 
 void MonoChain::set_mono_options(MonoOptions options) {
@@ -158,28 +174,48 @@ const MonoExecutor* MonoChain::executor() {
 
 Status MonoChain::close() { return lifecycle_.close(); }
 
-Status MonoChain::run_layers(const StepContext& step, m3::TraceSink* sink) {
-  Paths paths(*this, step, sink);
-  if (choices_ != nullptr) {
-    paths_.why_native = "the rows' choices are given";
-    return paths.run_native();
+// The last step has read more than the caches hold. What decides and checks this one is asked for
+// while its rows are planned and embedded.
+ML_STEP_CODE void MonoChain::ask_for_step(std::int64_t rows) {
+  ask_for(&driver_, static_cast<std::size_t>(reinterpret_cast<const char*>(&tables_ + 1) -
+                                             reinterpret_cast<const char*>(&driver_)));
+  if (lifecycle_.library() != nullptr) lifecycle_.library()->ask_for_step(rows);
+  for (const auto& part : driver_memory_) ask_for(part.data(), part.size());
+  ask_for(driver_virtuals_, kCacheLine);
+}
+
+Status MonoChain::step(std::span<const StepSequence> sequences, CachePool& cache,
+                       std::vector<float>& logits, m3::TraceSink* sink) {
+  const auto before = Clock::now();
+  std::int64_t rows = 0;
+  for (const StepSequence& sequence : sequences) {
+    rows += static_cast<std::int64_t>(sequence.tokens.size());
   }
-  ML_RETURN_IF_ERROR(bind(step));
-  const std::int64_t native = paths_.native;
-  Status ran =
-      driver_->step(shape_of(step.plan, context_limit(config_, step.cache)), generation_, paths);
-  if (paths_.native != native) paths_.why_native = driver_->reason();
-  return ran;
+  if (rows <= mono::kMaxRows) ask_for_step(rows);
+  ask_for(cache.caches().layers.data(), sizeof(LayerCache));
+  asked_seconds_ = seconds_since(before);
+  return NativeChain::step(sequences, cache, logits, sink);
+}
+
+ML_STEP_CODE Status MonoChain::run_layers(const StepContext& step, m3::TraceSink* sink) {
+  arrived_ = Clock::now();
+  if (choices_ != nullptr) [[unlikely]]
+    return go_native(step, sink);
+  if (!(pool_of(step) == bound_)) [[unlikely]]
+    ML_RETURN_IF_ERROR(bind(step));
+  Paths paths(*this, step, sink);
+  return driver_->step(shape_of(step.plan, context_limit(config_, step.cache)), generation_, paths);
+}
+
+Status MonoChain::go_native(const StepContext& step, m3::TraceSink* sink) {
+  paths_.why_native = choices_ != nullptr ? "the rows' choices are given" : driver_->reason();
+  return NativeChain::run_layers(step, sink);
 }
 
 // Another pool is another generation. The first is bound at once; later ones when whoever drives
 // the steps has the library of the old one closed.
-Status MonoChain::bind(const StepContext& step) {
-  const LayerCache& first = step.cache.layer(0);
-  if (bound_ == first.k && bound_pages_ == first.pages && bound_options_ == first.options) {
-    return {};
-  }
-  bound_ = nullptr;  // nothing, should what follows fail
+ML_REFUSAL_CODE Status MonoChain::bind(const StepContext& step) {
+  bound_ = {};  // nothing, should what follows fail
   caches_.clear();
   for (const std::int64_t layer : fused_layers_) {
     caches_.push_back(
@@ -191,9 +227,7 @@ Status MonoChain::bind(const StepContext& step) {
       ML_RETURN_IF_ERROR(lifecycle_.bind_index(cache.layer_id, cache.index, cache.index_scale));
     }
   }
-  bound_ = first.k;
-  bound_pages_ = first.pages;
-  bound_options_ = first.options;
+  bound_ = pool_of(step);
   ++generation_;
   return {};
 }
@@ -225,7 +259,7 @@ Status MonoChain::prepare_for(std::span<const StepSequence> largest, CachePool& 
                            act_,    row_tile_, kParts / ranks()};
     hidden_.reserve(static_cast<std::size_t>(mono::kMaxRows * config_.hidden_size));
     no_residual_.resize(hidden_.capacity(), f32_to_bf16(-0.0F));
-    ML_RETURN_IF_ERROR(bind(step));
+    if (!(pool_of(step) == bound_)) ML_RETURN_IF_ERROR(bind(step));
     const ml_step prepared = library_step(step);
     Preparation paths(prepared);
     return driver_->prepare(shape_of(plan_, context_limit(config_, step.cache)), generation_,
@@ -235,59 +269,67 @@ Status MonoChain::prepare_for(std::span<const StepSequence> largest, CachePool& 
   }
 }
 
-ml_step MonoChain::library_step(const StepContext& step) {
+// Tables of several sequences side by side; -1 beyond a sequence's blocks, which is never followed.
+// Column by column, since there are more sequences than blocks until contexts are long.
+ML_STEP_CODE const std::int32_t* MonoChain::lay_tables(std::span<const PlannedSequence> sequences,
+                                                       std::size_t width) {
+  tables_.resize(width * sequences.size());
+  for (std::size_t i = 0; i < width; ++i) {
+    std::int32_t* to = tables_.data() + i;
+    for (const PlannedSequence& sequence : sequences) {
+      *to = i < sequence.pages.size() ? sequence.pages[i] : -1;
+      to += width;
+    }
+  }
+  return tables_.data();
+}
+
+// One table serves both caches of a chain, whose pages lie in one pool.
+ML_STEP_CODE ml_step MonoChain::library_step(const StepContext& step) {
   StepArrays& a = arrays_;
   const auto sequences = step.plan.sequences();
-  std::size_t width = 0, index_width = 0;
-  a.query_lens.clear();
-  a.seq_lens.clear();
-  for (const PlannedSequence& sequence : sequences) {
+  std::size_t width = 0;
+  for (std::size_t r = 0; r < sequences.size(); ++r) {
+    const PlannedSequence& sequence = sequences[r];
     width = std::max(width, sequence.pages.size());
-    index_width = std::max(index_width, sequence.index_pages.size());
-    a.query_lens.push_back(static_cast<std::int32_t>(sequence.rows));
-    a.seq_lens.push_back(static_cast<std::int32_t>(sequence.start + sequence.rows));
+    a.query_lens[r] = static_cast<std::int32_t>(sequence.rows);
+    a.seq_lens[r] = static_cast<std::int32_t>(sequence.start + sequence.rows);
   }
-  // -1 beyond a request's blocks: never followed.
-  const auto fill = [&](std::vector<std::int32_t>& table, std::size_t row_width, auto pages_of) {
-    if (sequences.size() == 1) return pages_of(sequences[0]).data();
-    table.assign(row_width * sequences.size(), -1);
-    for (std::size_t r = 0; r < sequences.size(); ++r) {
-      const auto pages = pages_of(sequences[r]);
-      std::copy(pages.begin(), pages.end(),
-                table.begin() + static_cast<std::ptrdiff_t>(r * row_width));
-    }
-    return static_cast<const std::int32_t*>(table.data());
-  };
-  a.main_slots.clear();
-  a.index_slots.clear();
-  a.positions.clear();
-  for (std::int64_t r = 0; r < step.plan.rows(); ++r) {
+  const std::int64_t rows = step.plan.rows();
+  for (std::int64_t r = 0; r < rows; ++r) {
     const PlannedRow& row = step.plan.row(r);
-    a.main_slots.push_back(slot_number(row.main));
-    a.index_slots.push_back(slot_number(row.index));
-    a.positions.push_back(row.position);
+    const auto i = static_cast<std::size_t>(r);
+    a.main_slots[i] = slot_number(row.main);
+    a.index_slots[i] = slot_number(row.index);
+    a.positions[i] = row.position;
   }
   ml_step out{};
   out.size = sizeof out;
-  out.token_count = static_cast<std::int32_t>(step.plan.rows());
+  out.token_count = static_cast<std::int32_t>(rows);
   out.requests = static_cast<std::int32_t>(sequences.size());
-  out.table_width = static_cast<std::int32_t>(width);
-  out.index_table_width = static_cast<std::int32_t>(index_width);
+  out.table_width = out.index_table_width = static_cast<std::int32_t>(width);
   out.query_lens = a.query_lens.data();
   out.seq_lens = a.seq_lens.data();
-  out.main_table = fill(a.main_table, width, [](const PlannedSequence& s) { return s.pages; });
-  out.index_table =
-      fill(a.index_table, index_width, [](const PlannedSequence& s) { return s.index_pages; });
+  out.main_table = out.index_table =
+      sequences.size() == 1 ? sequences[0].pages.data() : lay_tables(sequences, width);
   out.main_slots = a.main_slots.data();
   out.index_slots = a.index_slots.data();
   return out;
 }
 
-Status MonoChain::fused(mono::Library& library, const StepContext& step, m3::TraceSink* sink) {
-  const auto before = std::chrono::steady_clock::now();
-  ML_RETURN_IF_ERROR(library.prepare_step(library_step(step)));
-  prepare_seconds_ =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - before).count();
+ML_STEP_CODE Status MonoChain::prepare_step(mono::Library& library, const StepContext& step) {
+  Status status = library.prepare_step(library_step(step));
+  prepare_seconds_ = asked_seconds_ + seconds_since(arrived_);
+  return status;
+}
+
+void MonoChain::fused(mono::Library& library, const StepContext& step, m3::TraceSink* sink,
+                      Status& status) {
+  status = run_fused(library, step, sink);
+  if (status.ok()) ++paths_.mono;
+}
+
+Status MonoChain::run_fused(mono::Library& library, const StepContext& step, m3::TraceSink* sink) {
   auto next = fused_layers_.begin();
   std::int64_t count = 0;
   for (std::int64_t layer = 0; layer < config_.num_layers; layer += count) {

@@ -10,6 +10,7 @@
 #include "backend/cpu/layer_views.h"
 #include "backend/cpu/worker_flag.h"
 #include "core/deadline.h"
+#include "core/prefetch.h"
 #include "mono/interpreter.h"
 #include "mono/protocol.h"
 #include "mono/protocol_mailbox.h"
@@ -33,13 +34,14 @@ struct alignas(64) WorkerLog {
 class Mono final : public MonoExecutor {
  public:
   Mono(const mono::ExecutorConfig& config, ThreadTeam* team, const Tiles& tiles,
-       const MonoOptions& options)
+       const MonoOptions& options, std::unique_ptr<ThreadTeam> owned)
       : layers_(config.shape.num_layers),
         group_(config.group != nullptr && config.group->size() > 1 ? config.group : nullptr),
-        team_(team),
-        options_(options),
         workers_(options.serial ? options.serial_workers : team->size()),
         stages_(config, tiles, workers_, group_ == nullptr ? 1 : group_->size()),
+        owned_(std::move(owned)),
+        team_(team),
+        options_(options),
         left_(static_cast<std::size_t>(workers_)),
         logs_(static_cast<std::size_t>(workers_)) {
     policy_.timeout = options.timeout;
@@ -66,16 +68,25 @@ class Mono final : public MonoExecutor {
 
   Status prepare(std::span<const mono::StepRow> rows) override {
     ML_RETURN_IF_ERROR(usable());
-    try {
-      ML_RETURN_IF_ERROR(stages_.prepare(rows));
-    } catch (const std::bad_alloc&) {
-      prepared_ = false;
-      return {Code::kResourceExhausted, "step", "no memory for its buffers"};
-    }
-    prepared_ = true;
-    begun_ = false;
-    next_layer_ = 0;
-    return {};
+    Status status = stages_.prepare(rows);
+    note_prepared(status);
+    return status;
+  }
+
+  ML_STEP_CODE Status prepare_checked(std::span<const mono::StepRow> rows) override {
+    if (closed_ || policy_.poison->raised()) [[unlikely]]
+      return usable();
+    Status status = stages_.prepare_checked(rows);
+    note_prepared(status);
+    return status;
+  }
+
+  mono::StepMemory step_memory() const override {
+    mono::StepMemory memory = stages_.step_memory();
+    const auto* begin =
+        reinterpret_cast<const std::byte*>(static_cast<const mono::Executor*>(this));
+    memory.fixed = {begin, memory.fixed.data() + memory.fixed.size()};
+    return memory;
   }
 
   Status run_layers(std::int64_t first, std::int64_t count, const bf16_t* hidden,
@@ -131,7 +142,17 @@ class Mono final : public MonoExecutor {
  private:
   Deadline deadline() const { return Deadline(options_.timeout); }
 
-  Status usable() const {
+  ML_STEP_CODE void note_prepared(const Status& status) {
+    if (status.ok()) [[likely]] {
+      prepared_ = true;
+      begun_ = false;
+      next_layer_ = 0;
+    } else if (status.code() == Code::kResourceExhausted) {
+      prepared_ = false;
+    }
+  }
+
+  ML_REFUSAL_CODE Status usable() const {
     if (closed_) return {Code::kFailedPrecondition, "executor", "closed"};
     return policy_.poison->raised() ? policy_.poison->status() : Status{};
   }
@@ -230,21 +251,24 @@ class Mono final : public MonoExecutor {
 
   double now() const { return seconds_between(started_, Clock::now()); }
 
+  // What prepare() touches, first and together.
+  WaitPolicy policy_;
+  Poison own_poison_;
+  bool prepared_ = false, begun_ = false, closed_ = false;
+  std::int64_t next_layer_ = 0;
   const std::int64_t layers_;
   tp::Group* const group_;
-  ThreadTeam* const team_;
-  const MonoOptions options_;
   const int workers_;
   LayerStages stages_;
+
+  const std::unique_ptr<ThreadTeam> owned_;  // or null
+  ThreadTeam* const team_;
+  const MonoOptions options_;
   std::vector<WorkerFlag> left_;
   std::vector<WorkerLog> logs_;
   std::uint32_t base_ = 0;
   mono::Mailbox mailbox_;
-  Poison own_poison_;
-  WaitPolicy policy_;
   std::chrono::nanoseconds spin_ = std::chrono::microseconds(50);
-  bool prepared_ = false, begun_ = false, closed_ = false;
-  std::int64_t next_layer_ = 0;
   Clock::time_point started_;
   mono::ExecutorStatistics statistics_;
   std::vector<TaskTime> times_;
@@ -254,7 +278,8 @@ class Mono final : public MonoExecutor {
 
 Result<std::unique_ptr<MonoExecutor>> MonoExecutor::create(const mono::ExecutorConfig& config,
                                                            ThreadTeam* team,
-                                                           const MonoOptions& options) {
+                                                           const MonoOptions& options,
+                                                           std::unique_ptr<ThreadTeam> owned) {
   ML_RETURN_IF_ERROR(check_executor_config(config));
   const Tiles* tiles = options.tiles != nullptr ? options.tiles : find_tiles("");
   if (tiles == nullptr) return Status(Code::kInternal, "tiles", "no variant runs here");
@@ -262,7 +287,7 @@ Result<std::unique_ptr<MonoExecutor>> MonoExecutor::create(const mono::ExecutorC
     return Status(Code::kInvalidArgument, "executor", "has no workers");
   }
   try {
-    auto made = std::make_unique<Mono>(config, team, *tiles, options);
+    auto made = std::make_unique<Mono>(config, team, *tiles, options, std::move(owned));
     ML_RETURN_IF_ERROR(made->connect(config));
     return std::unique_ptr<MonoExecutor>(std::move(made));
   } catch (const std::bad_alloc&) {

@@ -40,9 +40,10 @@ struct MonoOptions {
 class MonoExecutor : public mono::Executor {
  public:
   // Collective if there is a group. Borrows `team` (unused by the serial one) and what `config`
-  // points to.
+  // points to; `owned` is kept as long as the executor, to be `team` where nobody else keeps it.
   static Result<std::unique_ptr<MonoExecutor>> create(const mono::ExecutorConfig& config,
-                                                      ThreadTeam* team, const MonoOptions& options);
+                                                      ThreadTeam* team, const MonoOptions& options,
+                                                      std::unique_ptr<ThreadTeam> owned = nullptr);
 
   virtual const mono::LayerPlan& plan(std::int64_t layer) const = 0;
   virtual Traffic traffic() const = 0;  // of the last run

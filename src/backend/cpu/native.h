@@ -1,6 +1,8 @@
 // The native chain on the CPU: the model op by op, any mix of prefill and decode rows.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -79,6 +81,8 @@ class StepDriver {
   // The same for a step that is only made ready for: counted nowhere.
   virtual Status prepare(const StepShape& shape, std::int64_t generation,
                          mono::StepPaths& paths) = 0;
+  // Memory that step() touches, as long as the driver lives.
+  virtual std::array<std::span<const std::byte>, 2> step_memory() const { return {}; }
   // Why the last step went native, or an empty text.
   virtual const std::string& reason() const = 0;
 };

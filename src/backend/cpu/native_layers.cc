@@ -31,10 +31,10 @@ NativeLayerChain::NativeLayerChain(const mono::ExecutorConfig& config, ThreadTea
                                    const Tiles& tiles)
     : NativeChain(config.shape, layers_only(config), team, tiles, options_of(config)),
       caches_(view_caches(config.shape, config.caches)),
-      max_context_(config.max_context) {}
+      bounds_(row_bounds(config.shape, caches_, config.max_context)) {}
 
 Status NativeLayerChain::prepare_rows(std::span<const mono::StepRow> rows) {
-  ML_RETURN_IF_ERROR(plan_rows(rows, config_, caches_, max_context_, plan_, live_));
+  ML_RETURN_IF_ERROR(plan_rows(rows, bounds_, plan_, live_));
   caller_rows_ = rows.size();
   return {};
 }
@@ -50,13 +50,14 @@ Status NativeLayerChain::run_layer(std::int64_t layer, const bf16_t* hidden, con
                                    bf16_t* hidden_out, bf16_t* residual_out) {
   const auto width = static_cast<std::size_t>(config_.hidden_size);
   const LayerView& view = view_.layers[static_cast<std::size_t>(layer)];
+  const auto live = static_cast<std::size_t>(plan_.rows());
   const auto per_row = static_cast<std::size_t>(config_.index_heads * config_.topk_blocks);
   selections_.assign(view.sparse ? caller_rows_ * per_row : 0, -1);
-  if (!live_.empty()) {
+  if (live > 0) {
     const StepContext step{config_, tiles_, plan_, caches_, act_, row_tile_, kParts / ranks()};
     reserve(step);
     each_share(plan_.rows(), [&](Range rows, WorkerScratch&) { fill_rope(step, rope_, rows); });
-    for (std::size_t i = 0; i < live_.size(); ++i) {
+    for (std::size_t i = 0; i < live; ++i) {
       const std::size_t from = static_cast<std::size_t>(live_[i]) * width;
       float* to = act_.hidden.data() + i * width;
       for (std::size_t c = 0; c < width; ++c) {
@@ -69,7 +70,7 @@ Status NativeLayerChain::run_layer(std::int64_t layer, const bf16_t* hidden, con
   }
   std::fill_n(hidden_out, caller_rows_ * width, bf16_t{0});
   std::fill_n(residual_out, caller_rows_ * width, bf16_t{0});
-  for (std::size_t i = 0; i < live_.size(); ++i) {
+  for (std::size_t i = 0; i < live; ++i) {
     const auto row = static_cast<std::size_t>(live_[i]);
     for (std::size_t c = 0; c < width; ++c) {
       hidden_out[row * width + c] = f32_to_bf16(act_.hidden.data()[i * width + c]);

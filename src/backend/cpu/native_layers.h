@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/cpu/native_chain.h"
+#include "backend/cpu/step_rows.h"
 #include "mono/executor.h"
 
 namespace monolayer::cpu {
@@ -26,8 +27,8 @@ class NativeLayerChain : public NativeChain {
   void before_mlp_sum() override;
 
   const Caches caches_;
-  const std::int64_t max_context_;
-  std::vector<std::int64_t> live_;  // the caller's row of each row of the plan
+  const RowBounds bounds_;
+  LiveRows live_{};  // the caller's row of each row of the plan
   std::size_t caller_rows_ = 0;
   std::vector<float> middle_;  // stream after attention, live rows
   std::vector<std::int32_t> selections_;

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "backend/cpu/cache.h"
@@ -74,13 +73,15 @@ class StepPlan {
   // The row of the step behind row `place` of the logits, or of the likeliest tokens.
   const PlannedRow& row_of_result(std::int64_t place, bool greedy) const;
 
-  // Takes sequences and rows that were checked elsewhere; no logits.
-  void assign(std::vector<PlannedSequence> sequences, std::vector<PlannedRow> rows) {
-    sequences_ = std::move(sequences);
-    rows_ = std::move(rows);
+  // Room for so many that were checked elsewhere, to be filled in; no logits.
+  void take(std::int64_t sequences, std::int64_t rows) {
+    sequences_.resize(static_cast<std::size_t>(sequences));
+    rows_.resize(static_cast<std::size_t>(rows));
     logit_rows_.clear();
     greedy_rows_ = 0;
   }
+  std::span<PlannedSequence> taken_sequences() { return sequences_; }
+  std::span<PlannedRow> taken_rows() { return rows_; }
 
   // Cuts rows [begin, end) into tiles of at most `largest` rows of one sequence each.
   std::vector<RowTile> tiles(std::int64_t begin, std::int64_t end, std::int64_t largest) const;

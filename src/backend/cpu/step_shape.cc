@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "core/prefetch.h"
+
 namespace monolayer::cpu {
 
-StepShape shape_of(const StepPlan& plan, std::int64_t max_context) {
+ML_STEP_CODE StepShape shape_of(const StepPlan& plan, std::int64_t max_context) {
   StepShape shape;
   shape.rows = shape.shortest_query = plan.rows();
   shape.requests = static_cast<std::int64_t>(plan.sequences().size());
