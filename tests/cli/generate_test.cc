@@ -199,7 +199,9 @@ const BadLine kBadLines[] = {
     {"top_k_negative", {"--prompt", "a", "--top-k", "-2"}, {"--top-k"}},
     {"seed_text", {"--prompt", "a", "--seed", "x"}, {"--seed"}},
     {"path_unknown", {"--prompt", "a", "--path", "x"}, {"--path", "auto, native, mono"}},
+#ifndef MONOLAYER_CUDA  // a build with that backend takes the word and asks for a device
     {"backend_cuda", {"--prompt", "a", "--backend", "cuda"}, {"--backend", "cuda"}},
+#endif
     {"tp",
      {"--prompt", "a", "--tensor-parallel-size", "3"},
      {"--tensor-parallel-size", "3", "1, 2, 4, 8"}},
