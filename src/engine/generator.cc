@@ -101,6 +101,7 @@ Result<GenerateReport> Generator::run(std::span<const std::int32_t> prompt,
     }
     ML_RETURN_IF_ERROR(step({&id, 1}, length - 1, true, options, report.decode));
     ++report.decode_steps;
+    ++report.decode_tokens;
   }
   report.decode_seconds = seconds_since(decode_start);
   return report;

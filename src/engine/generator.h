@@ -37,6 +37,7 @@ struct GenerateReport {
   std::int64_t prompt_tokens = 0;
   std::int64_t generated_tokens = 0;  // without the stop id
   std::int64_t decode_steps = 0;      // forward passes after the prefill
+  std::int64_t decode_tokens = 0;  // that these gave, a stop id too; more than steps with a draft
   double prefill_seconds = 0, decode_seconds = 0;
   cpu::Traffic prefill, decode;
 };

@@ -69,11 +69,11 @@ double RunReport::prefill_tokens_per_second() const {
   return ratio(static_cast<double>(generation.prompt_tokens), generation.prefill_seconds);
 }
 double RunReport::decode_tokens_per_second() const {
-  return ratio(static_cast<double>(generation.decode_steps), generation.decode_seconds);
+  return ratio(static_cast<double>(generation.decode_tokens), generation.decode_seconds);
 }
 double RunReport::bytes_per_token() const {
   return ratio(static_cast<double>(generation.decode.total()),
-               static_cast<double>(generation.decode_steps));
+               static_cast<double>(generation.decode_tokens));
 }
 double RunReport::decode_bytes_per_second() const {
   return ratio(static_cast<double>(generation.decode.total()), generation.decode_seconds);
@@ -110,7 +110,7 @@ RunReport run_report(std::unique_ptr<OpenModel> model, std::unique_ptr<NativeRun
 
 std::string slow_reason(const RunReport& report) {
   if (report.backend == "cuda") return "";  // counts no traffic
-  if (report.generation.decode_steps == 0 || report.stream_share() >= kLowShare) return "";
+  if (report.generation.decode_tokens == 0 || report.stream_share() >= kLowShare) return "";
   if (report.kernel == "scalar") return "the scalar kernels ran; a vector variant is missing here";
   if (!report.best_kernel) return "a slower kernel variant was chosen";
   if (report.bytes_per_token() < 64e6)
@@ -173,7 +173,7 @@ std::string run_report_text(const RunReport& report) {
           " tokens/s; generated: " + std::to_string(g.generated_tokens) + " tokens, " +
           fixed(report.decode_tokens_per_second(), 1) + " tokens/s (" + finish_name(g.finish) +
           ")\n";
-  if (g.decode_steps > 0 && report.backend == "cpu") {
+  if (g.decode_tokens > 0 && report.backend == "cpu") {
     text += "decode: " + format_bytes(static_cast<std::int64_t>(report.bytes_per_token())) +
             " per token, " + rate(report.decode_bytes_per_second()) + ", " +
             fixed(100 * report.stream_share(), 1) + " % of this machine's read stream of " +

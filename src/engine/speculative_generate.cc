@@ -33,7 +33,11 @@ class Answer {
     const std::lock_guard lock(mutex_);
     for (RequestOutput& output : outputs) {
       if (!output.tokens.empty()) {
-        if (steps_ == 0) at_first_ = moved();
+        if (steps_ == 0) {
+          at_first_ = moved();
+        } else {
+          decode_tokens_ += static_cast<std::int64_t>(output.tokens.size());
+        }
         ++steps_;
       }
       tokens_.insert(tokens_.end(), output.tokens.begin(), output.tokens.end());
@@ -61,6 +65,7 @@ class Answer {
       report.prefill_seconds = seconds(times.arrival, times.first_token);
       report.decode_seconds = seconds(times.first_token, times.last_token);
       report.decode_steps = steps_ - 1;
+      report.decode_tokens = decode_tokens_;
     }
     report.prefill = at_first_;
     add(report.prefill, at_start_, -1);
@@ -81,7 +86,8 @@ class Answer {
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   std::vector<std::int32_t> tokens_;
-  std::int64_t steps_ = 0;  // that gave tokens
+  std::int64_t steps_ = 0;          // that gave tokens
+  std::int64_t decode_tokens_ = 0;  // of all steps but the first
   cpu::Traffic at_first_, at_end_;
   std::optional<RequestOutput> end_;
 };

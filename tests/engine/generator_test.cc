@@ -115,6 +115,7 @@ TEST_F(GeneratorTest, DecodesAfterAChunkedPrefill) {
   EXPECT_EQ(report->prompt_tokens, 10);
   EXPECT_EQ(report->generated_tokens, 4);
   EXPECT_EQ(report->decode_steps, 3);
+  EXPECT_EQ(report->decode_tokens, 3);
   EXPECT_EQ(report->prefill.weights, 300);
   EXPECT_EQ(report->decode.weights, 300);
 }

@@ -15,7 +15,7 @@ RunReport decoded(double share) {
   report.threads = 4;
   report.threads_note = "4 of 4 cores";
   report.stream_bytes_per_second = 10e9;
-  report.generation.decode_steps = 10;
+  report.generation.decode_steps = report.generation.decode_tokens = 10;
   report.generation.decode_seconds = 10;
   report.generation.decode.weights = static_cast<std::int64_t>(share * 100e9);
   report.weight_file_bytes = std::int64_t{1} << 40;
@@ -54,12 +54,21 @@ TEST(RunReport, AFastRunOrNoneIsNotWarnedOf) {
   EXPECT_EQ(run_report_text(decoded(0.31)).find("warning"), std::string::npos);
   EXPECT_NE("", warning(decoded(0.29)));
   RunReport none = decoded(0);
-  none.generation.decode_steps = 0;
+  none.generation.decode_steps = none.generation.decode_tokens = 0;
   none.generation.decode_seconds = 0;
   EXPECT_EQ("", warning(none));
   RunReport device = decoded(0.1);
   device.backend = "cuda";
   EXPECT_EQ("", warning(device));
+}
+
+// With a draft a step gives several tokens: rates are of tokens, not of steps.
+TEST(RunReport, RatesAreOfTokensNotOfSteps) {
+  RunReport report = decoded(0.5);
+  const double bytes = report.bytes_per_token();
+  report.generation.decode_tokens = 40;
+  EXPECT_DOUBLE_EQ(report.decode_tokens_per_second(), 4);
+  EXPECT_DOUBLE_EQ(report.bytes_per_token(), bytes / 4);
 }
 
 }  // namespace
