@@ -117,8 +117,10 @@ Result<GenerateReport> generate_speculating(const OpenModel& model, const Tokeni
   engine_options.prefix_caching = false;
   engine_options.speculator = &draft.speculator();
   engine_options.scheduler.max_sequences = 1;
+  // No more than there are: the engine makes room for steps of that many rows.
   engine_options.scheduler.max_step_tokens =
-      std::max(options.prefill_chunk, m3::kPageTokens + draft.speculator().tokens() + 1);
+      std::max(std::min(options.prefill_chunk, report.prompt_tokens),
+               m3::kPageTokens + draft.speculator().tokens() + 1);
 
   NativeModel steps(model.config, run.native(), run.pool(), options.still_valid);
   Answer answer(run, draft);
