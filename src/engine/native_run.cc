@@ -65,7 +65,7 @@ std::span<const cpu::FusedSpan> measured(const m3::ModelConfig& config,
                                          const NativeRunOptions& options) {
   if (options.backend != "cuda") return {};
   const auto caches = cache_options(options.cache_types, options.backend);
-  return caches.ok() ? cuda::fused_spans(config, weights, *caches)
+  return caches.ok() ? cuda::fused_spans(config, weights, *caches, options.ranks)
                      : std::span<const cpu::FusedSpan>{};
 }
 #else

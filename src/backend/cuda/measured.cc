@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "m3/config.h"
+
 namespace monolayer::cuda {
 namespace {
 
@@ -13,8 +15,10 @@ constexpr cpu::FusedSpan kAny[] = {{16, 0}};
 
 // Near enough to tell which figures hold: m3_layer() decides what runs.
 bool m3_like(const m3::ModelConfig& config, const m3::ModelWeights& weights,
-             const cpu::CacheOptions& caches) {
+             const cpu::CacheOptions& caches, int ranks) {
   if (caches.kv != DType::kE4M3 || caches.index != DType::kE4M3) return false;
+  const auto rank = m3::rank_shape(config, 0, ranks);
+  if (!rank.ok() || m3::rank_config(config, *rank).group_size() != 16) return false;
   for (std::size_t i = 0; i < config.layers.size() && i < weights.layers.size(); ++i) {
     if (!config.layers[i].sparse_attention || !config.layers[i].moe) continue;
     const m3::LayerWeights& layer = weights.layers[i];
@@ -29,8 +33,8 @@ bool m3_like(const m3::ModelConfig& config, const m3::ModelWeights& weights,
 
 std::span<const cpu::FusedSpan> fused_spans(const m3::ModelConfig& config,
                                             const m3::ModelWeights& weights,
-                                            const cpu::CacheOptions& caches) {
-  if (m3_like(config, weights, caches)) return kM3;
+                                            const cpu::CacheOptions& caches, int ranks) {
+  if (m3_like(config, weights, caches, ranks)) return kM3;
   return kAny;
 }
 

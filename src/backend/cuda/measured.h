@@ -11,10 +11,10 @@
 
 namespace monolayer::cuda {
 
-// Of the kernels that this model's sparse layers would run on; by ascending rows. Steps of more
-// rows than the last entry's are faster native.
+// Of the kernels that this model's sparse layers would run on, divided among `ranks`; by ascending
+// rows. Steps of more rows than the last entry's are faster native.
 std::span<const cpu::FusedSpan> fused_spans(const m3::ModelConfig& config,
                                             const m3::ModelWeights& weights,
-                                            const cpu::CacheOptions& caches);
+                                            const cpu::CacheOptions& caches, int ranks);
 
 }  // namespace monolayer::cuda
