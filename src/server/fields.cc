@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstdio>
+#include <limits>
+#include <optional>
 
 #include "core/json_text.h"
 #include "text/chat_check.h"
@@ -13,6 +15,20 @@ std::string number(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.6g", value);
   return text;
+}
+
+// The number if it is whole and fits, 1.0 like 1: compared as it is, as doubles round near 2^63.
+std::optional<std::int64_t> whole_number(const Json& value) {
+  if (value.is_number_float()) {
+    const auto real = value.get<double>();
+    // -2^63 itself too may be rounded: written as an integer it is none of these.
+    if (!(real > -0x1p63 && real < 0x1p63) || std::floor(real) != real) return std::nullopt;
+    return static_cast<std::int64_t>(real);
+  }
+  if (value.is_number_unsigned() &&
+      value.get<std::uint64_t>() > std::uint64_t{std::numeric_limits<std::int64_t>::max()})
+    return std::nullopt;
+  return value.get<std::int64_t>();
 }
 
 }  // namespace
@@ -82,16 +98,13 @@ std::int64_t Fields::integer(const char* name, std::int64_t otherwise, std::int6
     wrong(name, "an integer", *value);
     return otherwise;
   }
-  const double real = value->get<double>();
-  const bool whole = value->is_number_float() ? std::floor(real) == real : true;
-  const bool inside = real >= static_cast<double>(low) && real <= static_cast<double>(high);
-  if (!whole || !inside) {
+  const std::optional<std::int64_t> whole = whole_number(*value);
+  if (!whole || *whole < low || *whole > high) {
     fail(path(name), "is " + value->dump() + ", must be an integer from " + std::to_string(low) +
                          " to " + std::to_string(high));
     return otherwise;
   }
-  if (value->is_number_float()) return static_cast<std::int64_t>(real);
-  return value->get<std::int64_t>();
+  return *whole;
 }
 
 double Fields::real(const char* name, double otherwise, double low, double high, bool low_open) {

@@ -126,6 +126,24 @@ TEST(Requests, ToolsOfTheOtherDialectAreCheckedToo) {
   EXPECT_EQ(refused(R"([{"name": "f"}, {"name": "g"}])"), "taken");
 }
 
+// Bounds hold exactly, also where a double would round: 2^63 is one more than the largest seed.
+TEST(Requests, IntegersAreComparedExactly) {
+  EXPECT_EQ(spec_of(chat(R"("seed": 9223372036854775807)")).base.sampling.seed,
+            std::uint64_t{9223372036854775807U});
+  EXPECT_EQ(spec_of(chat(R"("seed": -9223372036854775808)")).base.sampling.seed,
+            std::uint64_t{1} << 63);
+  EXPECT_EQ(spec_of(chat(R"("seed": 7.0)")).base.sampling.seed, 7U);
+  for (const char* seed : {"9223372036854775808", "9223372036854775808.0", "9223372036854776000",
+                           "18446744073709551615", "1e300", "-1e300", "-9223372036854775809"}) {
+    const auto result = chat(std::string("\"seed\": ") + seed);
+    const auto* error = std::get_if<ApiError>(&result);
+    ASSERT_NE(error, nullptr) << seed;
+    EXPECT_NE(error->message.find("must be an integer from -9223372036854775808 to"),
+              std::string::npos)
+        << error->message;
+  }
+}
+
 // Random changes of a body: never anything but a spec or a 400/404 with a message.
 TEST(Requests, BrokenBodiesAreRefusedNotBelieved) {
   std::mt19937 random(3);
