@@ -1,5 +1,6 @@
 #include "m3/draft_synth.h"
 
+#include <array>
 #include <cmath>
 #include <exception>
 #include <vector>
@@ -56,6 +57,17 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// The default layers where they ascend; shallow targets give their first, middle and last one.
+Result<std::array<std::int64_t, kAuxLayers>> aux_layers(std::int64_t layers) {
+  static_assert(kAuxLayers == 3);
+  if (layers < 3)
+    return Status(Code::kInvalidArgument, "num_layers",
+                  "is " + std::to_string(layers) + "; a draft reads the states of 3 layers");
+  const auto usual = default_aux_layers(layers);
+  if (usual[0] < usual[1] && usual[1] < usual[2]) return usual;
+  return std::array<std::int64_t, kAuxLayers>{0, layers / 2, layers - 1};
+}
+
 Result<WriteReport> write(const ModelConfig& target, const DraftSynthOptions& options) {
   const std::int64_t heads = options.heads > 0 ? options.heads : target.num_heads;
   const std::int64_t kv_heads = options.kv_heads > 0 ? options.kv_heads : target.num_kv_heads;
@@ -65,6 +77,7 @@ Result<WriteReport> write(const ModelConfig& target, const DraftSynthOptions& op
     return Status(
         Code::kInvalidArgument, "draft heads",
         std::to_string(heads) + " are not a multiple of " + std::to_string(kv_heads) + " KV heads");
+  ML_ASSIGN_OR_RETURN(const auto aux, aux_layers(target.num_layers));
   const std::vector<Drawn> all = tensors(target, heads * dim, kv_heads * dim, width);
   std::vector<TensorPlan> plans;
   WriteReport report{all.size(), 0, 1};
@@ -87,7 +100,6 @@ Result<WriteReport> write(const ModelConfig& target, const DraftSynthOptions& op
     ML_RETURN_IF_ERROR(writer.write(each.plan.name, std::as_bytes(std::span(values))));
   }
   ML_RETURN_IF_ERROR(writer.finish());
-  const auto aux = default_aux_layers(target.num_layers);
   const nlohmann::json config = {{"architectures", {"LlamaForCausalLMEagle3"}},
                                  {"model_type", "llama"},
                                  {"hidden_size", target.hidden_size},
