@@ -23,6 +23,9 @@ std::string number(double value) {
   return text;
 }
 
+// A path typed as "" is mostly a shell variable that is not set, and must not mean the default.
+std::string not_empty(const std::string& text) { return text.empty() ? "is empty" : ""; }
+
 std::string join(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
@@ -125,13 +128,13 @@ CLI::Option* Flags::text(CLI::App& app, const std::string& name, std::string& va
 
 CLI::Option* Flags::file(CLI::App& app, const std::string& name, std::string& value,
                          const std::string& help) {
-  return remember(app.add_option(name, value, help)->type_name("FILE"),
+  return remember(app.add_option(name, value, help)->type_name("FILE")->check(not_empty),
                   {Completion::Kind::kFile, {}});
 }
 
 CLI::Option* Flags::folder(CLI::App& app, const std::string& name, std::string& value,
                            const std::string& help) {
-  return remember(app.add_option(name, value, help)->type_name("DIR"),
+  return remember(app.add_option(name, value, help)->type_name("DIR")->check(not_empty),
                   {Completion::Kind::kFolder, {}});
 }
 
