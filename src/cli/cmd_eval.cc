@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/draft_flags.h"
 #include "cli/speculation_output.h"
 #include "engine/draft_model.h"
 #include "engine/eval.h"
@@ -17,8 +18,9 @@ namespace monolayer::cli {
 namespace {
 
 struct EvalFlags {
-  std::string model, data, draft;
-  std::int64_t limit = 0, misses = 20, guesses = 3;
+  std::string model, data;
+  DraftFlags draft;
+  std::int64_t limit = 0, misses = 20;
   engine::EvalOptions options;
   bool json = false, quiet = false;
   RunFlags run;
@@ -81,9 +83,8 @@ Status run_eval(const EvalFlags& flags) {
   run_options.context_flag = "--rows sequences of --data";
   run_options.path = flags.run.path;
   run_options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
-  std::unique_ptr<engine::OpenDraft> draft;
-  if (!flags.draft.empty()) {
-    ML_ASSIGN_OR_RETURN(draft, engine::open_draft(flags.draft, model->config));
+  ML_ASSIGN_OR_RETURN(const auto draft, flags.draft.open(flags.model, model->config));
+  if (draft != nullptr) {
     run_options.draft_bytes = static_cast<std::int64_t>(draft->checkpoint.file_bytes());
     run_options.draft_block_bytes = draft->host_block_bytes(model->config, run_options.backend);
   }
@@ -91,7 +92,7 @@ Status run_eval(const EvalFlags& flags) {
   std::unique_ptr<engine::DraftRun> draft_run;
   if (draft != nullptr) {
     engine::SpeculationOptions speculation;
-    speculation.tokens = flags.guesses;
+    speculation.tokens = flags.draft.guesses;
     ML_ASSIGN_OR_RETURN(draft_run, engine::DraftRun::load(*draft, *model, *run, speculation));
   }
   engine::NativeModel steps(model->config, run->native(), run->pool(), [&] {
@@ -165,9 +166,7 @@ void add_eval(Program& program) {
                               [flags] { return run_eval(*flags); });
   f.folder(app, "--model", flags->model, "Folder or cached name; the embedded model if left out");
   f.file(app, "--data", flags->data, "JSONL file of questions and texts")->required();
-  f.folder(app, "--draft-model", flags->draft, "EAGLE3 draft to speculate with; none if left out");
-  f.integer(app, "--num-speculative-tokens", flags->guesses, 1, m3::kMostDrafts,
-            "Guesses a step, with --draft-model");
+  flags->draft.add(f, app, 3);
   f.integer(app, "--limit", flags->limit, 0, std::int64_t{1} << 40,
             "Lines of each task; 0: all of them");
   f.integer(app, "--rows", flags->options.rows, 1, 4096, "Sequences answered at once");

@@ -9,11 +9,11 @@
 
 #include "checkpoint/text_io.h"
 #include "cli/command.h"
+#include "cli/draft_flags.h"
 #include "cli/generate_output.h"
 #include "cli/progress.h"
 #include "cli/speculation_output.h"
 #include "engine/draft_model.h"
-#include "engine/embedded_model.h"
 #include "engine/generator.h"
 #include "engine/memory_check.h"
 #include "engine/model_loader.h"
@@ -27,15 +27,16 @@ namespace monolayer::cli {
 namespace {
 
 struct GenerateFlags {
-  std::string model, prompt, prompt_file, messages_file, thinking, draft;
-  std::int64_t max_tokens = 512, max_model_len = 0, top_k = 0, prefill_chunk = 512, guesses = 0;
+  std::string model, prompt, prompt_file, messages_file, thinking;
+  DraftFlags draft;
+  std::int64_t max_tokens = 512, max_model_len = 0, top_k = 0, prefill_chunk = 512;
   double temperature = 0, top_p = 1;
   std::uint64_t seed = 0;
   bool raw = false, special = false, json = false, quiet = false, verbose = false;
   RunFlags run;
   // Whether the flag was given: defaults come from the model's generation_config.json.
   CLI::Option *prompt_set = nullptr, *temperature_set = nullptr, *top_p_set = nullptr,
-              *top_k_set = nullptr, *seed_set = nullptr, *guesses_set = nullptr;
+              *top_k_set = nullptr, *seed_set = nullptr;
 };
 
 Result<engine::PromptRequest> prompt_request(const GenerateFlags& flags) {
@@ -107,21 +108,6 @@ Result<std::int64_t> context_tokens(const GenerateFlags& flags, const m3::ModelC
   return prompt_tokens + std::min(flags.max_tokens, limit - prompt_tokens);
 }
 
-// What speculates, if anything: the named draft, or the embedded model's own where guesses are
-// asked for.
-Result<std::unique_ptr<engine::OpenDraft>> open_draft(const GenerateFlags& flags,
-                                                      const m3::ModelConfig& config) {
-  const bool asked = flags.guesses_set->count() > 0;
-  std::string draft = flags.draft;
-  if (asked && flags.guesses > 0 && draft.empty()) {
-    if (!flags.model.empty())
-      return Status(Code::kInvalidArgument, "--num-speculative-tokens", "needs --draft-model");
-    ML_ASSIGN_OR_RETURN(draft, engine::embedded_draft_folder());
-  }
-  if (draft.empty() || (asked && flags.guesses == 0)) return std::unique_ptr<engine::OpenDraft>();
-  return engine::open_draft(draft, config);
-}
-
 Status run_generate(const GenerateFlags& flags) {
   ML_RETURN_IF_ERROR(flags.run.check());
   ML_RETURN_IF_ERROR(engine::cache_options(flags.run.cache_types, flags.run.backend).status());
@@ -147,7 +133,7 @@ Status run_generate(const GenerateFlags& flags) {
   run_options.ranks = static_cast<int>(flags.run.tensor_parallel_size);
   run_options.context_flag =
       flags.max_model_len > 0 ? "--max-model-len" : "prompt and --max-tokens";
-  ML_ASSIGN_OR_RETURN(const auto draft, open_draft(flags, model->config));
+  ML_ASSIGN_OR_RETURN(const auto draft, flags.draft.open(flags.model, model->config));
   if (draft != nullptr) {
     run_options.draft_bytes = static_cast<std::int64_t>(draft->checkpoint.file_bytes());
     run_options.draft_block_bytes = draft->host_block_bytes(model->config, run_options.backend);
@@ -160,7 +146,7 @@ Status run_generate(const GenerateFlags& flags) {
   std::unique_ptr<engine::DraftRun> draft_run;
   if (draft != nullptr) {
     engine::SpeculationOptions speculation;
-    speculation.tokens = flags.guesses_set->count() > 0 ? flags.guesses : 1;
+    speculation.tokens = flags.draft.guesses;
     ML_ASSIGN_OR_RETURN(draft_run, engine::DraftRun::load(*draft, *model, *run, speculation));
   }
   progress.finish();
@@ -253,10 +239,7 @@ void add_generate(Program& program) {
            "Whether the model thinks first");
   f.integer(app, "--max-model-len", flags->max_model_len, 1, std::int64_t{1} << 40,
             "Context the caches are made for; what the prompt needs if left out");
-  f.folder(app, "--draft-model", flags->draft, "EAGLE3 draft to speculate with; none if left out");
-  flags->guesses_set =
-      f.integer(app, "--num-speculative-tokens", flags->guesses, 0, m3::kMostDrafts,
-                "Guesses of a step, 1 with a draft if left out; 0 loads no draft");
+  flags->draft.add(f, app, 1);
   f.integer(app, "--prefill-chunk", flags->prefill_chunk, 1, std::int64_t{1} << 20,
             "Prompt tokens of one step; changes speed, never the text");
   flags->run.add(f, app, {"auto", "native", "mono"});

@@ -96,6 +96,29 @@ TEST(Generate, ADraftChangesSpeedNeverTheText) {
   EXPECT_NE(refused.err.find("needs --draft-model"), std::string::npos) << refused.err;
 }
 
+// A shallow target gets a draft that fits it, or none where three layers are not there.
+TEST(Generate, SynthMakesADraftForAFewLayers) {
+  const TempFolder folder;
+  for (const char* layers : {"2", "3", "6"}) {
+    const std::string target = folder.file(std::string("target") + layers);
+    const std::string draft = folder.file(std::string("draft") + layers);
+    ASSERT_EQ(run_cli({"synth", "--shape", "nano", "--layers", layers, "--out", target, "--quiet",
+                       "--tokenizer-from", kNano})
+                  .exit_code,
+              0);
+    const Outcome made = run_cli({"synth", "--draft-for", target, "--out", draft, "--quiet"});
+    if (std::string(layers) == "2") {
+      EXPECT_EQ(not_one_error(made, {"num_layers", "is 2", "3 layers"}), "");
+      EXPECT_FALSE(std::filesystem::exists(draft));
+      continue;
+    }
+    ASSERT_EQ(made.exit_code, 0) << made.err;
+    const Outcome run = run_cli({"generate", "--model", target, "--draft-model", draft, "--prompt",
+                                 "x", "--max-tokens", "3", "--quiet"});
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+  }
+}
+
 TEST(Generate, StreamsTheTextThatJsonHolds) {
   const std::vector<std::string> base{"--prompt",   "What is 3 plus 4?", "--temperature",
                                       "0",          "--max-tokens",      "24",
