@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -121,8 +122,8 @@ Result<nlohmann::json> parse_json(std::string_view text, const std::string& file
     return Status(Code::kInvalidFile, file, refusal.message);
   } catch (const nlohmann::json::parse_error& error) {
     return Status(Code::kInvalidFile, file,
-                  "is not valid JSON at byte " + std::to_string(error.byte) + " of " +
-                      std::to_string(text.size()));
+                  "is not valid JSON at byte " + std::to_string(std::min(error.byte, text.size())) +
+                      " of " + std::to_string(text.size()));
   } catch (const nlohmann::json::exception&) {
     return Status(Code::kInvalidFile, file, "holds a number beyond the range of a double");
   } catch (const std::bad_alloc&) {
