@@ -1,4 +1,4 @@
-// What a request does to the logits before a token is drawn: bias, banned tokens, penalties.
+// What a request does to the logits before a token is drawn: bias, penalties, banned tokens.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct LogitRules {
 // kInvalidArgument naming the parameter and its bound.
 Status check_rules(const LogitRules& rules, std::int64_t vocab_size);
 
-// The rules of one request and what it has said so far. Order: bias, bans, then penalties.
+// The rules of one request and what it has said so far. Order: bias, penalties, then bans.
 class LogitProcessor {
  public:
   LogitProcessor(LogitRules rules, std::span<const std::int32_t> prompt);
