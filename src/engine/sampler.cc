@@ -170,7 +170,7 @@ std::size_t reach(std::span<const SamplerCandidate> candidates, double wanted) {
 // what is likely enough to be in it gets sorted. Needs s.weights.
 void nucleus(std::span<const float> logits, double top_p, SamplerScratch& s,
              std::vector<SamplerCandidate>& out) {
-  constexpr int kBins = 64;  // weights of 2^-i to 2^-i-1; the last one has all that are smaller
+  constexpr int kBins = 64;  // weights from 2^-i on; the last one has all that are smaller
   double total = 0, mass[kBins] = {};
   for (const double weight : s.weights) {
     total += weight;
@@ -181,7 +181,7 @@ void nucleus(std::span<const float> logits, double top_p, SamplerScratch& s,
   for (double kept = 0; bins < kBins && kept < top_p * total; ++bins) kept += mass[bins];
   while (true) {
     // One bin more than it takes: nobody is left out by the last bit of a weight.
-    const double least = ++bins < kBins ? std::ldexp(1.0, -bins) : 0;
+    const double least = bins < kBins ? std::ldexp(1.0, -bins++) : 0;
     out.clear();
     for (std::size_t i = 0; i < logits.size(); ++i) {
       if (s.weights[i] >= least)
