@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "engine/native_run.h"
+
 namespace monolayer::cli {
 namespace {
 
@@ -74,6 +76,8 @@ Status run_device_bench(const cuda::BenchOptions& options, bool json) {
                            {"every_rank", options.every_rank},
                            {"query", options.query},
                            {"router_dtype", options.f32_router ? "f32" : "bf16"},
+                           {"kv_cache_dtype", engine::cache_type_name(options.kv)},
+                           {"index_cache_dtype", engine::cache_type_name(options.index)},
                            {"dense_layers", options.dense_layers},
                            {"sparse_layers", options.sparse_layers},
                            {"repeats", options.repeats},

@@ -73,13 +73,15 @@ Status bench_step(const BenchFlags& flags, const engine::StepBenchOptions& optio
     print_row(result);
   }));
   if (flags.json) {
+    ML_ASSIGN_OR_RETURN(const cpu::CacheOptions caches,
+                        engine::cache_options(options.cache_types, "cpu"));
     const nlohmann::json report = {{"model", model.folder},
                                    {"file_bytes", model.checkpoint.file_bytes()},
                                    {"path", flags.run.path},
                                    {"tensor_parallel_size", flags.run.tensor_parallel_size},
                                    {"backend", "cpu"},
-                                   {"kv_cache_dtype", flags.run.cache_types.kv},
-                                   {"index_cache_dtype", flags.run.cache_types.index},
+                                   {"kv_cache_dtype", engine::cache_type_name(caches.kv)},
+                                   {"index_cache_dtype", engine::cache_type_name(caches.index)},
                                    {"repeats", flags.repeats},
                                    {"results", results}};
     std::printf("%s\n", report.dump(2).c_str());

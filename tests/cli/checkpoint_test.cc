@@ -74,6 +74,16 @@ TEST(Inspect, CountsOfAReferenceCase) {
   EXPECT_GT(bytes, report["tensor_bytes"].get<std::int64_t>() * 9 / 10);
 }
 
+TEST(Bench, StepSaysWhatItsCachesHold) {
+  const Outcome got = run_cli({"bench", "step", "--model", oracle("mxfp4"), "--contexts", "128",
+                               "--rows", "1", "--prefill", "16", "--threads", "1", "--repeats", "1",
+                               "--index-cache-dtype", "fp8", "--json"});
+  ASSERT_EQ(got.exit_code, 0) << got.err;
+  const Json report = Json::parse(got.out);
+  EXPECT_EQ(report["kv_cache_dtype"], "bf16");
+  EXPECT_EQ(report["index_cache_dtype"], "fp8_e4m3");
+}
+
 TEST(Inspect, CachesOfTheTypesChosen) {
   const auto bytes = [](std::vector<std::string> more) {
     std::vector<std::string> arguments{"inspect", oracle("mxfp4"), "--json"};
