@@ -21,7 +21,9 @@ Status TextModel::render(const PromptRequest& request, Prompt& prompt,
     input = *request.chat;
   } else {
     const nlohmann::ordered_json message = {{"role", "user"}, {"content", request.text}};
-    ML_ASSIGN_OR_RETURN(input, chat_input(nlohmann::ordered_json::array({message}), nullptr));
+    auto made = chat_input(nlohmann::ordered_json::array({message}), nullptr);
+    if (!made.ok()) return {made.status().code(), request.subject, made.status().message()};
+    input = *std::move(made);
   }
   if (request.thinking) set_thinking(input, *request.thinking);
   prompt.thinking = thinking_mode(thinking_of(input));
