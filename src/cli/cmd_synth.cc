@@ -25,6 +25,7 @@ struct SynthFlags {
   std::int64_t layers = 0, shard_mb = 5000;
   std::uint64_t seed = 0;
   bool force = false, quiet = false, json = false;
+  std::vector<const CLI::Option*> of_shape;  // flags that a draft has no use for
 };
 
 Result<nlohmann::json> read_shape(const std::string& shape, std::string& name) {
@@ -38,7 +39,17 @@ Result<nlohmann::json> read_shape(const std::string& shape, std::string& name) {
   return parse_json(text, name);
 }
 
-void report_written(const SynthFlags& flags, const m3::WriteReport& report) {
+void report_written(const SynthFlags& flags, const std::string& format,
+                    const m3::WriteReport& report, std::chrono::steady_clock::time_point start) {
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (flags.json) {
+    const nlohmann::json json = {{"out", flags.out},          {"format", format},
+                                 {"tensors", report.tensors}, {"bytes", report.tensor_bytes},
+                                 {"shards", report.shards},   {"seconds", seconds}};
+    std::printf("%s\n", json.dump().c_str());
+    return;
+  }
   if (flags.quiet) return;
   std::printf("%s: %llu tensors, %s in %zu file%s\n", flags.out.c_str(),
               static_cast<unsigned long long>(report.tensors),
@@ -58,15 +69,21 @@ Status run_synth_draft(const SynthFlags& flags) {
   options.out = flags.out;
   options.seed = flags.seed;
   options.force = flags.force;
+  const auto start = std::chrono::steady_clock::now();
   ML_ASSIGN_OR_RETURN(const m3::WriteReport report, m3::synthesize_draft(model->config, options));
-  report_written(flags, report);
+  report_written(flags, "bf16", report, start);
   return ok_status();
 }
 
 Status run_synth(const SynthFlags& flags) {
   if (flags.draft_for.empty() == flags.shape.empty())
     return {Code::kInvalidArgument, "synth", "needs exactly one of --shape and --draft-for"};
-  if (!flags.draft_for.empty()) return run_synth_draft(flags);
+  if (!flags.draft_for.empty()) {
+    for (const CLI::Option* option : flags.of_shape)
+      if (option->count() > 0)
+        return {Code::kInvalidArgument, option->get_name(), "goes with --shape, not --draft-for"};
+    return run_synth_draft(flags);
+  }
   m3::SynthOptions options;
   ML_ASSIGN_OR_RETURN(options.config, read_shape(flags.shape, options.config_name));
   options.layers = flags.layers;
@@ -84,16 +101,7 @@ Status run_synth(const SynthFlags& flags) {
   const auto start = std::chrono::steady_clock::now();
   ML_ASSIGN_OR_RETURN(const m3::WriteReport report, m3::synthesize(options));
   progress.finish();
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (flags.json) {
-    const nlohmann::json json = {{"out", flags.out},          {"format", flags.format},
-                                 {"tensors", report.tensors}, {"bytes", report.tensor_bytes},
-                                 {"shards", report.shards},   {"seconds", seconds}};
-    std::printf("%s\n", json.dump().c_str());
-  } else {
-    report_written(flags, report);
-  }
+  report_written(flags, flags.format, report, start);
   return ok_status();
 }
 
@@ -108,13 +116,15 @@ void add_synth(Program& program) {
   f.folder(app, "--draft-for", flags->draft_for,
            "Instead: an EAGLE3 draft for this model, or nano");
   f.folder(app, "--out", flags->out, "Folder to write, new or empty")->required();
-  f.integer(app, "--layers", flags->layers, 1, 100000,
-            "Layers; the layer pattern is cut, or its last entry repeated");
-  f.choice(app, "--format", flags->format, m3::format_names(), "Storage format of the matrices");
+  const auto of_shape = [&](const CLI::Option* option) { flags->of_shape.push_back(option); };
+  of_shape(f.integer(app, "--layers", flags->layers, 1, 100000,
+                     "Layers; the layer pattern is cut, or its last entry repeated"));
+  of_shape(f.choice(app, "--format", flags->format, m3::format_names(),
+                    "Storage format of the matrices"));
   f.seed(app, "--seed", flags->seed, "Seed of the values");
-  f.integer(app, "--shard-mb", flags->shard_mb, 1, 1000000, "Largest file, in MB");
-  f.folder(app, "--tokenizer-from", flags->tokenizer_from,
-           "Folder whose tokenizer and chat template are copied");
+  of_shape(f.integer(app, "--shard-mb", flags->shard_mb, 1, 1000000, "Largest file, in MB"));
+  of_shape(f.folder(app, "--tokenizer-from", flags->tokenizer_from,
+                    "Folder whose tokenizer and chat template are copied"));
   f.toggle(app, "--force", flags->force, "Replace the model in a folder that is not empty");
   f.toggle(app, "--json", flags->json, "Report as JSON");
   f.toggle(app, "--quiet", flags->quiet, "No progress, no report");
