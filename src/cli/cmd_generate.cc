@@ -1,6 +1,7 @@
 // `monolayer generate`: text from a prompt or chat messages, streamed.
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <utility>
@@ -188,6 +189,8 @@ Status run_generate(const GenerateFlags& flags) {
                           : engine::generate_speculating(*model, text.tokenizer(), *run, *draft_run,
                                                          prompt.ids, options, show));
   printer.finish();
+  if (printer.write_error() != 0)  // nobody reads a report of what nobody got
+    return {Code::kIoError, "standard output", std::strerror(printer.write_error())};
   engine::SpeculationStats speculation;
   if (draft_run != nullptr) speculation = draft_run->speculator().stats();
   draft_run.reset();  // borrows what the report takes

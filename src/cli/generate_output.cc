@@ -1,5 +1,6 @@
 #include "cli/generate_output.h"
 
+#include <cerrno>
 #include <cstdio>
 
 #include <unistd.h>
@@ -28,7 +29,7 @@ void ReplyPrinter::write(const std::string& text, bool thinking) {
     last_ = now;
   }
   std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0 && write_error_ == 0) write_error_ = errno;
 }
 
 void ReplyPrinter::show(const ReasoningDelta& delta) {
@@ -41,7 +42,7 @@ void ReplyPrinter::show(const ReasoningDelta& delta) {
 bool ReplyPrinter::token(std::int32_t id) {
   ids_.push_back(id);
   show(parser_.push(decoder_.push(id)));
-  return std::ferror(stdout) == 0;
+  return write_error_ == 0;
 }
 
 void ReplyPrinter::finish() {
@@ -50,7 +51,7 @@ void ReplyPrinter::finish() {
   if (json_) return;
   if (terminal_) std::fputs("\033[0m", stdout);
   std::fputc('\n', stdout);
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0 && write_error_ == 0) write_error_ = errno;
 }
 
 void ReplyPrinter::add_to(nlohmann::json& json) const {

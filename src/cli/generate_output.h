@@ -24,6 +24,8 @@ class ReplyPrinter {
 
   // False when stdout cannot be written any more.
   bool token(std::int32_t id);
+  // Why, as errno has it; 0 while it can.
+  int write_error() const { return write_error_; }
   void finish();
   // Adds content, reasoning and token_ids.
   void add_to(nlohmann::json& json) const;
@@ -35,6 +37,7 @@ class ReplyPrinter {
   StreamDecoder decoder_;
   ReasoningParser parser_;
   bool json_, terminal_;
+  int write_error_ = 0;
   enum class Last : std::uint8_t { kNothing, kThinking, kContent } last_ = Last::kNothing;
   std::string content_, reasoning_;
   std::vector<std::int32_t> ids_;

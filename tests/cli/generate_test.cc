@@ -96,6 +96,21 @@ TEST(Generate, ADraftChangesSpeedNeverTheText) {
   EXPECT_NE(refused.err.find("needs --draft-model"), std::string::npos) << refused.err;
 }
 
+// What cannot be written is an error and no report of a run, with a draft and without. (A slow
+// load may have said so before.)
+TEST(Generate, AFullDiskIsAnErrorWithoutAReport) {
+  for (const char* guesses : {"0", "3"}) {
+    const Outcome outcome =
+        run_cli({"generate", "--prompt", "Hello", "--num-speculative-tokens", guesses},
+                {.stdout_path = "/dev/full"});
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_NE(outcome.err.find("monolayer: error: standard output: No space left"),
+              std::string::npos)
+        << outcome.err;
+    EXPECT_EQ(outcome.err.find("path:"), std::string::npos) << outcome.err;
+  }
+}
+
 // A shallow target gets a draft that fits it, or none where three layers are not there.
 TEST(Generate, SynthMakesADraftForAFewLayers) {
   const TempFolder folder;
