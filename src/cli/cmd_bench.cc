@@ -39,7 +39,7 @@ Status bench_serve(const BenchFlags& flags) {
   const nlohmann::json json = server::report_json(flags.serve, report);
   if (flags.json) {
     std::printf("%s\n", json.dump(2).c_str());
-  } else {
+  } else if (report.completed > 0) {
     std::printf("%lld of %lld requests in %.2f s: %.1f tokens/s, %.2f requests/s\n",
                 static_cast<long long>(report.completed),
                 static_cast<long long>(flags.serve.requests), report.seconds,

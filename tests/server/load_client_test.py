@@ -56,6 +56,9 @@ class LoadClient(ServerTest):
         self.assertEqual(json.loads(out)["failed"], 3)
         self.assertIn("404", json.loads(out)["errors"][0])
         self.assertIn("monolayer: error", err)
+        code, out, err = self.bench("--requests", "3", "--served-model-name", "other")
+        self.assertEqual((code, out), (2, ""), "no table of zeros")
+        self.assertEqual(err.count("\n"), 1, err)
         run = subprocess.run([BINARY, "bench", "serve", "--port", "1"], capture_output=True,
                              text=True, timeout=60 * PATIENCE)
         self.assertEqual(run.returncode, 2)
