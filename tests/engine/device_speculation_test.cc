@@ -3,12 +3,10 @@
 
 #include <gtest/gtest.h>
 
-#include "engine/speculation_bench.h"
+#include "engine/nano_speculation.h"
 
 namespace monolayer::engine {
 namespace {
-
-const std::string kAssets = std::string(MONOLAYER_SOURCE_DIR) + "/assets/";
 
 struct Case {
   const char *name, *path, *caches;
@@ -20,21 +18,11 @@ class DeviceSpeculation : public testing::TestWithParam<Case> {};
 TEST_P(DeviceSpeculation, TokensAreThoseWithoutAndTheDraftIsAsGood) {
   const auto model = open_model(kAssets + "nano");
   ASSERT_TRUE(model.ok()) << model.status().to_string();
-  SpeculationBenchOptions options;
+  SpeculationBenchOptions options = nano_speculation();
   options.backend = "cuda";
   options.path = GetParam().path;
   options.cache_types.kv = GetParam().caches;
   options.ranks = GetParam().ranks;
-  options.draft = kAssets + "nano_eagle3";
-  options.guesses = {0, 1, 3, 7};
-  options.repeats = 1;
-  options.threads = 1;
-  options.max_tokens = 96;
-  options.prompts = {
-      "Tom has 31 apples. Anna gives Tom 7 more apples. How many apples does Tom have?",
-      "What is 27 + 58?",
-      "Maria has 63 coins and gives 18 coins to Ben. How many coins does Maria have?",
-      "There are 7 boxes with 9 pens each. How many pens are there?", "Hello, who are you?"};
   const auto results = bench_speculation(**model, options);
   if (!results.ok() && results.status().to_string().find("no device") != std::string::npos)
     GTEST_SKIP() << "no CUDA device";
