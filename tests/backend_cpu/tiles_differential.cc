@@ -124,6 +124,70 @@ std::string compare_split(Random& random, const Tiles& a, const Tiles& b) {
   return difference("by itself: " + what, ya, alone);
 }
 
+float bf16_of(float value) {
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & 0xffff0000U);
+}
+
+// What steps of one row multiply: BF16 values of one size or of sizes far apart, very large and
+// very small ones, zeros, and a few that are none of that.
+Floats activations(Random& random, std::int64_t count) {
+  Floats values = floats(random, count, Content::kTame);
+  const int size = static_cast<int>(pick(random, 0, 2) == 0 ? pick(random, -140, 130) : 0);
+  const std::int64_t apart = pick(random, 0, 3);  // in how many lanes values are far apart
+  const bool strange = pick(random, 0, 5) == 0;
+  for (float& value : values) {
+    if (pick(random, 0, 63) < apart)
+      value *= std::ldexp(1.0F, static_cast<int>(pick(random, -40, 10)));
+    value = bf16_of(std::ldexp(value, size));
+    if (strange && pick(random, 0, 99) == 0) value = any_float(random);
+  }
+  return values;
+}
+
+// One activation, whole chunks and enough rows that it pays to lay the activation out anew.
+std::string compare_one_row(Random& random, const Tiles& a, const Tiles& b) {
+  const Format format = pick(random, 0, 1) == 0 ? Format::kE4M3 : Format::kMXFP4;
+  const std::int64_t parts = pick(random, 1, 9);
+  const std::int64_t width = chunk_columns(format) * pick(random, 1, 3);
+  const std::int64_t cols = parts * width;
+  const std::int64_t rows = pick(random, 64, 70);
+  MatrixCase w(random, format, rows, cols, any_content(random), pick(random, 0, 1) == 0);
+  Floats x = activations(random, cols);
+  const std::int64_t zeros_from = pick(random, 0, 2) == 0 ? 0 : chunk_columns(format);
+  if (pick(random, 0, 2) == 0) {  // a row of zeros of either sign, or but for its first chunk
+    std::byte* row = w.data.data() + (w.row(rows / 2) - w.data.data());
+    for (std::int64_t i = row_size(format, zeros_from); i < row_size(format, cols); ++i) {
+      row[i] &= format == Format::kE4M3 ? std::byte{0x80} : std::byte{0x88};
+    }
+  }
+  if (is_mx(format) && pick(random, 0, 2) == 0) {  // sums that vanish, to zeros of either sign
+    for (std::byte& code : w.scales) code = static_cast<std::byte>(pick(random, 0, 40));
+    if (pick(random, 0, 1) == 0) {
+      for (float& value : x) value = -bf16_of(0x1p-60F * (1.0F + std::fabs(value)));
+      std::byte* row = w.data.data() + (w.row(rows / 2) - w.data.data());
+      for (std::int64_t i = 0; i < row_size(format, cols); ++i) row[i] &= std::byte{0x77};
+    }
+  }
+  const std::string what = std::string("one row, ") + format_name(format) + ", " +
+                           std::to_string(parts) + " parts of " + std::to_string(width);
+  Floats xp(static_cast<std::size_t>(cols));
+  Floats ya(static_cast<std::size_t>(rows), -7.0F);
+  Floats yb(ya);
+  a.permute(format, x.data(), cols, xp.data());
+  a.matmul(w.view, 0, rows, 0, cols, xp.data(), cols, 1, ya.data(), rows);
+  b.matmul(w.view, 0, rows, 0, cols, xp.data(), cols, 1, yb.data(), rows);
+  std::string found = difference(what, ya, yb);
+  if (!found.empty()) return found;
+
+  std::vector<std::int64_t> columns;
+  for (std::int64_t j = 0; j <= parts; ++j) columns.push_back(j * width);
+  Floats split_a(static_cast<std::size_t>(rows * parts), -7.0F);
+  Floats split_b(split_a);
+  a.matmul_split(w.view, 0, rows, columns.data(), columns.data(), parts, xp.data(), split_a.data());
+  b.matmul_split(w.view, 0, rows, columns.data(), columns.data(), parts, xp.data(), split_b.data());
+  return difference("split: " + what, split_a, split_b);
+}
+
 std::string compare_weighted_sum(Random& random, const Tiles& a, const Tiles& b) {
   const Format format = kFormats[pick(random, 0, 2)];
   const std::int64_t n = pick(random, 0, 130);
@@ -180,7 +244,9 @@ std::string compare_rows(Random& random, const Tiles& a, const Tiles& b) {
 }  // namespace
 
 std::string compare_random_call(Random& random, const Tiles& a, const Tiles& b) {
-  switch (pick(random, 0, 4)) {
+  switch (pick(random, 0, 5)) {
+    case 5:
+      return compare_one_row(random, a, b);
     case 0:
     case 1:
       return compare_matmul(random, a, b);

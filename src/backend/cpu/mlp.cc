@@ -9,7 +9,10 @@
 namespace monolayer::cpu {
 namespace {
 
-constexpr std::int64_t kWidthBlock = 32;  // gate and up rows of one inner pass
+// Gate and up rows of one inner pass.
+std::int64_t width_block(const StepContext& step) {
+  return step.plan.rows() == 1 ? kOutBlockOfRow : kOutBlock;
+}
 
 unsigned input_kinds(const MlpView& mlp) {
   if (mlp.empty()) return 0;
@@ -131,7 +134,8 @@ WorkList gate_up_work(const MlpPlan& plan) {
 }
 
 std::int64_t gate_up_scratch(const StepContext& step) {
-  return (2 * std::min(step.plan.rows(), step.row_tile) + 1) * kWidthBlock;
+  const std::int64_t rows = std::min(step.plan.rows(), step.row_tile);
+  return std::max((2 * rows + 1) * kOutBlock, 3 * kOutBlockOfRow);
 }
 
 void gate_up(const StepContext& step, const MlpPlan& plan, const MlpGroup& group, Range out,
@@ -146,19 +150,20 @@ void gate_up(const StepContext& step, const MlpPlan& plan, const MlpGroup& group
   const float* up_x = group_input(step, plan, group, up_kind);
   traffic.weights += out.size() * (stored_row_bytes(mlp.gate) + stored_row_bytes(mlp.up));
   const std::int64_t tile = std::min(step.plan.rows(), step.row_tile);
+  const std::int64_t block = width_block(step);
   float* gate = scratch;
-  float* up = gate + tile * kWidthBlock;
-  float* act = up + tile * kWidthBlock;
-  for (std::int64_t o = out.begin; o < out.end; o += kWidthBlock) {
-    const std::int64_t o_end = std::min(out.end, o + kWidthBlock);
+  float* up = gate + tile * block;
+  float* act = up + tile * block;
+  for (std::int64_t o = out.begin; o < out.end; o += block) {
+    const std::int64_t o_end = std::min(out.end, o + block);
     for (std::int64_t s = 0; s < group.slots; s += tile) {
       const std::int64_t batch = std::min(tile, group.slots - s);
       step.tiles.matmul(mlp.gate, o, o_end, 0, mlp.gate.cols, gate_x + s * gate_size, gate_size,
-                        batch, gate, kWidthBlock);
+                        batch, gate, block);
       step.tiles.matmul(mlp.up, o, o_end, 0, mlp.up.cols, up_x + s * up_size, up_size, batch, up,
-                        kWidthBlock);
+                        block);
       for (std::int64_t i = 0; i < batch; ++i) {
-        step.tiles.swiglu(gate + i * kWidthBlock, up + i * kWidthBlock, o_end - o, c.swiglu_alpha,
+        step.tiles.swiglu(gate + i * block, up + i * block, o_end - o, c.swiglu_alpha,
                           c.swiglu_limit, c.swiglu_beta, act);
         scatter(group.layout, act, o, o_end,
                 step.act.mlp.data() + group.first_slot * plan.slot_stride +

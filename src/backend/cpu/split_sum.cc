@@ -52,13 +52,13 @@ bool whole_rows(const StepContext& step, std::span<const SplitTerm> terms) {
   return true;
 }
 
-// The same for such a step; acc: [kOutBlock, step.parts].
+// The same for such a step; acc: [kOutBlockOfRow, step.parts].
 template <typename Done>
 void block_roots_of_row(const StepContext& step, std::span<const SplitTerm> terms, Range block,
                         float* acc, const Done& done) {
   const std::int64_t sums = block.size() * step.parts;
   std::fill_n(acc, sums, 0.0F);
-  float* products = acc + kParts * kOutBlock;
+  float* products = acc + kParts * kOutBlockOfRow;
   for (const SplitTerm& term : terms) {
     if (term.count == 0) continue;
     step.tiles.matmul_split(*term.w, block.begin, block.end, term.layout->columns.begin.data(),
@@ -69,7 +69,7 @@ void block_roots_of_row(const StepContext& step, std::span<const SplitTerm> term
       for (std::int64_t i = 0; i < sums; ++i) acc[i] += products[i];
     }
   }
-  float roots[kOutBlock];
+  float roots[kOutBlockOfRow];
   for (std::int64_t i = 0; i < block.size(); ++i) {
     roots[i] = tp::add_roots(acc + i * step.parts, static_cast<int>(step.parts));
   }
@@ -108,8 +108,9 @@ void each_block(const StepContext& step, std::span<const SplitTerm> terms, Range
                 float* scratch, Traffic& traffic, const Done& done) {
   for (const SplitTerm& term : terms) traffic.weights += out.size() * stored_row_bytes(*term.w);
   const bool whole = whole_rows(step, terms);
-  for (std::int64_t o = out.begin; o < out.end; o += kOutBlock) {
-    const Range block{o, std::min(out.end, o + kOutBlock)};
+  const std::int64_t size = whole ? kOutBlockOfRow : kOutBlock;
+  for (std::int64_t o = out.begin; o < out.end; o += size) {
+    const Range block{o, std::min(out.end, o + size)};
     const auto each = [&](std::int64_t row, const float* roots) { done(row, block, roots); };
     if (whole) {
       block_roots_of_row(step, terms, block, scratch, each);
@@ -123,7 +124,9 @@ void each_block(const StepContext& step, std::span<const SplitTerm> terms, Range
 
 std::int64_t split_scratch(const StepContext& step) {
   const std::int64_t products = std::min(step.plan.rows(), step.row_tile);
-  return (step.plan.rows() * kParts + std::max<std::int64_t>(products, kParts)) * kOutBlock;
+  return std::max(
+      (step.plan.rows() * kParts + std::max<std::int64_t>(products, kParts)) * kOutBlock,
+      2 * kParts * kOutBlockOfRow);
 }
 
 void split_roots(const StepContext& step, std::span<const SplitTerm> terms, Range out, float* roots,

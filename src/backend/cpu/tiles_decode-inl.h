@@ -260,13 +260,19 @@ HWY_INLINE float Tree(const float* HWY_RESTRICT lanes) {
   return (x[0] + x[2]) + (x[1] + x[3]);
 }
 
-// The same for lanes that are still in registers.
-HWY_INLINE float TreeOfParts(const VF* parts) {
 #if HWY_TARGET == HWY_AVX2
-  const __m256 eight = _mm256_add_ps(parts[0].raw, parts[1].raw);
+// All but the first step.
+HWY_INLINE float TreeOfEight(__m256 eight) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+#endif
+
+// The same for lanes that are still in registers.
+HWY_INLINE float TreeOfParts(const VF* parts) {
+#if HWY_TARGET == HWY_AVX2
+  return TreeOfEight(_mm256_add_ps(parts[0].raw, parts[1].raw));
 #else
   alignas(64) float lanes[16];
   for (int i = 0; i < kParts; ++i) hn::Store(parts[i], DF(), lanes + i * kN);

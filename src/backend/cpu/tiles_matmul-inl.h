@@ -7,8 +7,10 @@
 #endif
 
 #include <algorithm>
+#include <type_traits>
 
 #include "backend/cpu/tiles_accumulate-inl.h"
+#include "backend/cpu/tiles_digits-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace monolayer::cpu::HWY_NAMESPACE {
@@ -90,6 +92,47 @@ HWY_INLINE void RowsTimesOne(const Problem<F>& problem, std::int64_t o, const fl
     y[r] = problem.Finish(o + r, TreeOfParts(sums + r * kParts), (nan >> r & 1U) != 0);
   }
 }
+
+#if HWY_TARGET == HWY_AVX2
+// The same from an activation laid out anew.
+template <Format F, int kR, class Laid>
+HWY_INLINE void LaidRowsTimesOne(const Problem<F>& problem, std::int64_t o, const Laid& laid,
+                                 const typename Laid::Constants& constants, std::int64_t ahead,
+                                 const float* xp, float* y) {
+  Row rows[kR];
+  for (int r = 0; r < kR; ++r) rows[r] = problem.At(o + r, 0);
+  VF sums[kR * 2];
+  for (VF& sum : sums) sum = hn::Zero(DF());
+  const unsigned nan =
+      laid.template Accumulate<kR>(constants, rows, 0, problem.chunks, ahead, xp, sums);
+#pragma GCC unroll 8
+  for (int r = 0; r < kR; ++r) {
+    const float sum = TreeOfEight(Laid::Fold(sums + r * 2));
+    if (Laid::kExactZeros || sum != 0) {
+      y[r] = problem.Finish(o + r, sum, (nan >> r & 1U) != 0);
+    } else {
+      RowsTimesOne<F, 1>(problem, o + r, xp, y + r);
+    }
+  }
+}
+
+// Whether it did: all rows times one activation, laid out anew.
+template <Format F, class Laid>
+HWY_NOINLINE bool LaidMatmul(const Problem<F>& problem, std::int64_t row_begin,
+                             std::int64_t row_end, const float* xp, float* y) {
+  Laid laid;
+  if (!laid.Append(xp, problem.chunks) || !laid.Worthwhile()) return false;
+  const typename Laid::Constants constants;
+  const std::int64_t ahead = Ahead<Laid::kRows>(problem.w);
+  std::int64_t o = row_begin;
+  for (; o + Laid::kRows <= row_end; o += Laid::kRows) {
+    LaidRowsTimesOne<F, Laid::kRows>(problem, o, laid, constants, ahead, xp, y + (o - row_begin));
+  }
+  for (; o < row_end; ++o)
+    LaidRowsTimesOne<F, 1>(problem, o, laid, constants, ahead, xp, y + (o - row_begin));
+  return true;
+}
+#endif
 
 // Copies `count` permuted activations to [chunk][element][count][16].
 HWY_INLINE void SideBySide(const float* x, std::int64_t x_stride, std::int64_t count,
@@ -203,6 +246,15 @@ void MatmulOf(const Matrix& w, std::int64_t row_begin, std::int64_t row_end, std
               float* y, std::int64_t y_stride) {
   const Problem<F> problem(w, col_begin, col_end);
   if (batch == 1) {
+#if HWY_TARGET == HWY_AVX2
+    using Laid = typename LaidOut<F>::Type;
+    if constexpr (!std::is_void_v<Laid>) {
+      if (problem.tail_columns == 0 && row_end - row_begin >= Laid::kFewestRows &&
+          LaidMatmul<F, Laid>(problem, row_begin, row_end, xp, y)) {
+        return;
+      }
+    }
+#endif
     constexpr int kRows = Shape<F>::kRows;
     std::int64_t o = row_begin;
     for (; o + kRows <= row_end; o += kRows) {

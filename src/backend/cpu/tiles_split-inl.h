@@ -29,9 +29,11 @@ HWY_INLINE void EightTrees(const float* HWY_RESTRICT folded, float* HWY_RESTRICT
   __m256 four[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    const __m256 a = _mm256_load_ps(folded + i * 8);
-    const __m256 b = _mm256_load_ps(folded + (i + 4) * 8);
-    four[i] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    const auto halves = [&](int half) HWY_ATTR {
+      const float* from = folded + i * 8 + half * 4;
+      return _mm256_set_m128(_mm_load_ps(from + 32), _mm_load_ps(from));
+    };
+    four[i] = _mm256_add_ps(halves(0), halves(1));
   }
   // l + (l + 2): lanes 0 and 1 of outputs i (0, 1 of each half) and i + 1 (2, 3).
   const auto pair = [](__m256 a, __m256 b) {
@@ -102,6 +104,79 @@ HWY_INLINE void SplitRows(const Problem<F>& problem, std::int64_t o, const Split
   }
 }
 
+#if HWY_TARGET == HWY_AVX2
+// The same without tails, from activations laid out anew.
+template <Format F, int kR, class Laid>
+HWY_INLINE void LaidSplitRows(const Problem<F>& problem, std::int64_t o, const SplitParts& parts,
+                              const Laid& laid, const typename Laid::Constants& constants,
+                              std::int64_t ahead, std::int64_t y_stride, float* HWY_RESTRICT y) {
+  alignas(64) float folded[kR * 8 * kFolded];
+  Row rows[kR];
+#pragma GCC unroll 8
+  for (int r = 0; r < kR; ++r) rows[r] = problem.At(o + r, 0);
+  std::uint64_t nan[kR] = {};
+  std::int64_t chunk = 0;
+  for (std::int64_t j = 0; j < parts.count; ++j) {
+    const SplitParts::Part& part = parts.part[j];
+    VF sums[kR * 2];
+#pragma GCC unroll 8
+    for (int i = 0; i < kR * 2; ++i) sums[i] = hn::Zero(DF());
+    const unsigned found =
+        laid.template Accumulate<kR>(constants, rows, chunk, part.chunks, ahead, part.x, sums);
+    chunk += part.chunks;
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) {
+      _mm256_store_ps(folded + (r * 8 + j) * kFolded, Laid::Fold(sums + r * 2));
+      if constexpr (Shape<F>::kHasNaNCodes) nan[r] |= std::uint64_t{found >> r & 1U} << j;
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kR; ++r) {
+    alignas(32) float outputs[8];
+    EightTrees(folded + r * 8 * kFolded, outputs);
+    float* out = y + r * y_stride;
+    const __m256 all = _mm256_load_ps(outputs);
+    if constexpr (!Laid::kExactZeros) {
+      const int zeros = _mm256_movemask_ps(_mm256_cmp_ps(all, _mm256_setzero_ps(), _CMP_EQ_OQ));
+      if (HWY_UNLIKELY((zeros & ((1 << parts.count) - 1)) != 0)) {
+        SplitRows<F, 1, false>(problem, o + r, parts, y_stride, out);
+        continue;
+      }
+    }
+    if (!Shape<F>::kHasNaNCodes && parts.count == 8) {
+      _mm256_storeu_ps(out, all);
+      continue;
+    }
+    for (std::int64_t j = 0; j < parts.count; ++j) {
+      out[j] = problem.Finish(o + r, outputs[j], (nan[r] >> j & 1U) != 0);
+    }
+  }
+}
+
+// Whether it did: all rows in at most eight parts, their activations laid out anew.
+template <Format F, class Laid>
+HWY_NOINLINE bool LaidSplit(const Problem<F>& problem, std::int64_t row_begin, std::int64_t row_end,
+                            const SplitParts& parts, std::int64_t y_stride, float* y) {
+  Laid laid;
+  for (std::int64_t j = 0; j < parts.count; ++j) {
+    if (!laid.Append(parts.part[j].x, parts.part[j].chunks)) return false;
+  }
+  if (!laid.Worthwhile()) return false;
+  const typename Laid::Constants constants;
+  const std::int64_t ahead = Ahead<Laid::kRows>(problem.w);
+  std::int64_t o = row_begin;
+  for (; o + Laid::kRows <= row_end; o += Laid::kRows) {
+    LaidSplitRows<F, Laid::kRows>(problem, o, parts, laid, constants, ahead, y_stride,
+                                  y + (o - row_begin) * y_stride);
+  }
+  for (; o < row_end; ++o) {
+    LaidSplitRows<F, 1>(problem, o, parts, laid, constants, ahead, y_stride,
+                        y + (o - row_begin) * y_stride);
+  }
+  return true;
+}
+#endif
+
 template <Format F, bool kTails>
 HWY_NOINLINE void SplitOfEight(const Problem<F>& problem, std::int64_t row_begin,
                                std::int64_t row_end, const SplitParts& parts, std::int64_t y_stride,
@@ -134,6 +209,15 @@ void SplitOf(const Matrix& w, std::int64_t row_begin, std::int64_t row_end,
       parts.tails |= part.tail_columns != 0;
     }
     const Problem<F> problem(w, columns[first], columns[first + parts.count]);
+#if HWY_TARGET == HWY_AVX2
+    using Laid = typename LaidOut<F>::Type;
+    if constexpr (!std::is_void_v<Laid>) {
+      if (!parts.tails && row_end - row_begin >= Laid::kFewestRows &&
+          LaidSplit<F, Laid>(problem, row_begin, row_end, parts, count, y + first)) {
+        continue;
+      }
+    }
+#endif
     if (parts.tails) {
       SplitOfEight<F, true>(problem, row_begin, row_end, parts, count, y + first);
     } else {
