@@ -4,8 +4,7 @@
 // run in turn on the same step; their results must be the same bits. No exchange between ranks is
 // part of it.
 //
-//   bench_cuda_layer [layers=57] [context=8192] [rows=1,4,16] [runs=15] [words] [json=FILE]
-//     words: the fused kernel for one row hands over words (device/words.cuh)
+//   bench_cuda_layer [layers=57] [context=8192] [rows=1,4,16] [runs=15] [json=FILE]
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -23,7 +22,6 @@ namespace {
 // One rank of four without its peers.
 struct Bench {
   bool m3 = true;
-  int by_words = 0;           // hand-offs of steps of one row
   int round = 0, flight = 0;  // not 0: instead of what the plan says
   int shared_cap = 0;  // bytes a block may take of shared memory, if fewer than the device has
   int layers = 57, context = 8192, runs = 15, blocks = 0;
@@ -37,10 +35,7 @@ struct Bench {
   void set_step(int n);
   void reset(int n) { group.reset(n); }
   void native(Params q, int stage_only = -1);
-  void fused(Params q) {
-    q.by_words = by_words;
-    CHECK(cuda::launch_fused(q, m3, blocks, stream_));
-  }
+  void fused(Params q) { CHECK(cuda::launch_fused(q, m3, blocks, stream_)); }
   cudaGraphExec_t capture(const std::function<void()>& work) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
@@ -153,7 +148,6 @@ int main(int argc, char** argv) {
     if (arg.rfind("runs=", 0) == 0) b.runs = std::atoi(value.c_str());
     if (arg.rfind("json=", 0) == 0) json_file = value;
     if (arg == "any") b.m3 = false;
-    if (arg == "words") b.by_words = 1;
     if (arg == "once") once = true;
     if (arg == "sweep") sweep = true;
     if (arg.rfind("round=", 0) == 0) b.round = std::atoi(value.c_str());

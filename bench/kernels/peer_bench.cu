@@ -1,12 +1,12 @@
 // Layers of MiniMax-M3 on the ranks of a tensor-parallel group, with their exchanges.
 //
-//   bench_cuda_peer bits  [layers=2] [rows=..] [context=1048576] [words] [json=FILE]
+//   bench_cuda_peer bits  [layers=2] [rows=..] [context=1048576] [json=FILE]
 //     One whole set of random layers and its shares for 2, 4 and 8 ranks on one device, and for two
 //     devices if there are two: native chain and fused kernel, each compared bit for bit with one
 //     rank's native chain. All row counts and contexts up to those given; several rows of a
 //     sequence as well as one.
 //   bench_cuda_peer speed [ranks=2] [layers=57] [rows=..] [context=8192] [runs=15] [standin]
-//     [words] [json=FILE]
+//     [json=FILE]
 //     The share of one rank of `ranks`, distinct random weights in every layer: on as many devices
 //     as ranks, else (or asked to) on one that stands in for all (it writes what every rank would
 //     write to it). The same with the exchanges left out (sums are then those of one rank): the
@@ -86,10 +86,7 @@ Found compare(const Options& o, std::vector<Group>& groups, Results& want, const
   std::size_t at = 0;
   const bool first = want.empty();
   for (const Case& c : cases_of(o)) {
-    for (Group& g : groups) {
-      g.by_words = o.words ? 1 : 0;
-      g.set_step(c.rows, c.context, c.query);
-    }
+    for (Group& g : groups) g.set_step(c.rows, c.context, c.query);
     for (const bool mono : {false, true}) {
       for (Group& g : groups) g.reset(c.rows);
       const bool peers = groups[0].argument.mail.ranks > 1;
@@ -316,7 +313,6 @@ int speed(Options o, const std::string& json_file) {
   std::vector<Group> groups(count);
   for (std::size_t r = 0; r < count; ++r) {
     groups[r].open(static_cast<int>(r), {&ranks[r]});
-    groups[r].by_words = o.words ? 1 : 0;
   }
   std::printf("share of %d ranks, %d layers, context %d, %s\n", o.ranks, o.layers, o.context,
               devices ? "a device each" : "one device standing in for all");
@@ -419,7 +415,6 @@ int main(int argc, char** argv) {
     const std::string value = arg.substr(arg.find('=') + 1);
     if (arg == "speed") wants_speed = true;
     if (arg == "standin") o.stand_in = true;
-    if (arg == "words") o.words = true;
     if (arg.rfind("layers=", 0) == 0) o.layers = std::atoi(value.c_str());
     if (arg.rfind("context=", 0) == 0) o.context = std::atoi(value.c_str());
     if (arg.rfind("runs=", 0) == 0) o.runs = std::atoi(value.c_str());

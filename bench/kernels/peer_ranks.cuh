@@ -272,7 +272,6 @@ struct Group {
   std::uint32_t* barriers = nullptr;
   Step* step = nullptr;
   Params argument{};
-  int by_words = 0;  // hand-offs of steps of one row
 
   void open(int on, const std::vector<Rank*>& its) {
     device = on;
@@ -368,7 +367,6 @@ struct Group {
       if (q.rank_params != nullptr) q.rank_params = no_peers;
     }
     const bool m3 = ranks[0]->m3;
-    q.by_words = by_words;
     if (mono) {
       CHECK(cuda::launch_fused(q, m3, blocks, stream));
       return;

@@ -47,7 +47,6 @@ __global__ void hold(std::uint64_t ns) {
 struct Options {
   int layers = 0, context = 0, runs = 15, ranks = 2;
   bool stand_in = false;
-  bool words = false;  // fused steps of one row hand over words
   std::vector<int> rows{1, 2, 4, 8, 16};
 };
 

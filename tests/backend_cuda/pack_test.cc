@@ -34,13 +34,13 @@ float packed_value(const Matrix& m, const unsigned char* tile, int group, int la
         a = word & 0x81C081C0U;
         break;
       case 1:
-        a = (word << 3) & 0x81C081C0U;
-        break;
-      case 2:
         a = (word << 6) & 0x81C081C0U;
         break;
+      case 2:
+        a = (word >> 6 | word << 26) & 0x81C081C0U;
+        break;
       default:
-        a = ((word >> 4) & 0x00C000C0U) | ((word >> 5) & 0x01000100U) | ((word << 1) & 0x80008000U);
+        a = ((word << 4) & 0x81808180U) | ((word >> 4) & 0x00400040U);
     }
     const std::uint8_t scale = tile[512 + lane / 4 * 4 + high * 2 + group];
     return bf16_value(a >> (16 * half)) * 0x1p126F * e8m0_to_f32(scale);

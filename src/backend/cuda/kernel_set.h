@@ -14,7 +14,6 @@ struct KernelSet {
 const KernelSet& any_kernels();
 // For steps of at most so many rows.
 const KernelSet& m3_kernels_1();
-const KernelSet& m3_kernels_words();  // fused only
 const KernelSet& m3_kernels_4();
 const KernelSet& m3_kernels_8();
 const KernelSet& m3_kernels_16();

@@ -11,11 +11,9 @@ constexpr int kSmallLimit = 195 * 1024;
 // Copies on their way into a ring, at most.
 constexpr int kInFlight = 8;
 
-// `fused`: with the hand-offs that the parameters name.
-const KernelSet& set_of(bool m3, const Params& params, bool fused) {
+const KernelSet& set_of(bool m3, const Params& params) {
   if (!m3) return any_kernels();
   const int most_rows = params.most_rows;
-  if (fused && params.by_words != 0 && most_rows == 1) return m3_kernels_words();
   return most_rows == 1   ? m3_kernels_1()
          : most_rows <= 4 ? m3_kernels_4()
          : most_rows <= 8 ? m3_kernels_8()
@@ -50,8 +48,8 @@ int shared_memory(const Params& params) {
 }
 
 cudaError_t prepare_kernels(int shared_limit) {
-  for (const KernelSet* set : {&any_kernels(), &m3_kernels_1(), &m3_kernels_words(),
-                               &m3_kernels_4(), &m3_kernels_8(), &m3_kernels_16()}) {
+  for (const KernelSet* set :
+       {&any_kernels(), &m3_kernels_1(), &m3_kernels_4(), &m3_kernels_8(), &m3_kernels_16()}) {
     for (int i = 0; i <= kStages; ++i) {
       const void* kernel = i < kStages ? set->stages[i] : set->fused;
       if (kernel == nullptr) continue;
@@ -66,7 +64,7 @@ cudaError_t prepare_kernels(int shared_limit) {
 cudaError_t fused_occupancy(const Params& params, int* blocks) {
   for (const bool m3 : {false, true}) {
     const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-        blocks, set_of(m3, params, true).fused, kThreads + 32,
+        blocks, set_of(m3, params).fused, kThreads + 32,
         static_cast<std::size_t>(shared_memory(params)));
     if (error != cudaSuccess || *blocks < 1) return error;
   }
@@ -93,12 +91,12 @@ cudaError_t launch(const void* kernel, const Params& params, int blocks, bool co
 cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
                          cudaStream_t stream) {
   const bool exchanges = params.mail.ranks > 1 && (stage == kOutput || stage == kDown);
-  return launch(set_of(m3, params, false).stages[stage], params, blocks, exchanges, stream);
+  return launch(set_of(m3, params).stages[stage], params, blocks, exchanges, stream);
 }
 
 cudaError_t launch_fused(const Params& params, bool m3, int blocks, cudaStream_t stream) {
-  const KernelSet& set = set_of(m3, params, true);
-  const int words = &set == &m3_kernels_words() ? kHandOffWords : kBarrierWords;
+  const KernelSet& set = set_of(m3, params);
+  const int words = &set == &m3_kernels_1() ? kHandOffWords : kBarrierWords;
   const cudaError_t cleared =
       cudaMemset2DAsync(params.barrier, kHandOffWords * sizeof(std::uint32_t), 0,
                         static_cast<std::size_t>(words) * sizeof(std::uint32_t),

@@ -12,7 +12,6 @@ const KernelSet& MONOLAYER_KERNEL_SET() {
   namespace k = MONOLAYER_KERNELS;
   static const KernelSet kSet = [] {
     KernelSet set{};
-#if !MONOLAYER_KERNELS_WORDS  // the stages on their own are those of the kernels that count
     const auto put = [&set](Stage stage, void (*kernel)(Params)) {
       set.stages[stage] = reinterpret_cast<const void*>(kernel);
     };
@@ -24,7 +23,6 @@ const KernelSet& MONOLAYER_KERNEL_SET() {
     put(kRouter, k::chain<1U << kRouter>);
     put(kGateUp, k::chain<1U << kGateUp>);
     put(kDown, k::chain<1U << kDown>);
-#endif
     set.fused = reinterpret_cast<const void*>(&k::chain<k::kFusedStages>);
     set.fixed_bytes = k::kFixedBytes;
     return set;

@@ -129,7 +129,6 @@ Status Chain::bind_ranks(const cpu::CachePool& cache) {
     p.step = device_step_;
     p.pages = device_pages_;
     p.barrier = barriers_ + static_cast<std::ptrdiff_t>(i) * kHandOffWords;
-    p.by_words = options_.by_words ? 1 : 0;
     p.record = record;
     p.deadline_ns = options_.deadline_ns;
     p.stall_block = rank.shape().rank == options_.stall_rank ? options_.stall_block : -1;

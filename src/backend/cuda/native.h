@@ -45,9 +45,6 @@ struct NativeOptions {
   // exchange never publishes; before each exchange one rank is late by up to delay_ns.
   int stall_block = -1, stall_rank = 0, stall_stage = -1;
   std::uint32_t delay_ns = 0;
-  // Fused steps of one row of MiniMax-M3: blocks hand over words instead of counting arrivals.
-  // Faster (docs/performance.md), the same bits where it has been compared.
-  bool by_words = false;
   bool any_kernels = false;  // tests: the kernels for any shape also where those for M3 fit
   // Tests: only in this step (0: in every one), and steps that count as done before the first.
   std::uint64_t stall_step = 0, steps_done = 0;

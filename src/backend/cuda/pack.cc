@@ -76,10 +76,10 @@ struct TileSource {
 
 // Bits of an E2M1 code in half `half` of register r (device/decode.cuh).
 std::uint32_t place_e2m1(std::uint32_t code, int r, int half) {
-  constexpr int kBits[4][4] = {{15, 8, 7, 6}, {12, 5, 4, 3}, {9, 2, 1, 0}, {14, 13, 11, 10}};
+  constexpr int kBits[4][4] = {{15, 8, 7, 6}, {9, 2, 1, 0}, {5 + 16, 14, 13, 12}, {11, 4, 3, 10}};
   std::uint32_t word = 0;
   for (int i = 0; i < 4; ++i) {
-    word |= (code >> (3 - i) & 1U) << (kBits[r][i] + 16 * half);
+    word |= (code >> (3 - i) & 1U) << (kBits[r][i] + 16 * half) % 32;
   }
   return word;
 }

@@ -1,4 +1,4 @@
-// Repacking of stored matrices into the kernels' layout, version 3.
+// Repacking of stored matrices into the kernels' layout, version 4.
 //
 // Rows in groups of 16, K in `parts` (the fixed eighths, or as many as one rank holds) at whole
 // units of 32 columns, each part padded to whole tiles; a tile is what one warp takes with one or
@@ -18,7 +18,7 @@
 
 namespace monolayer::cuda {
 
-inline constexpr int kLayoutVersion = 3;
+inline constexpr int kLayoutVersion = 4;
 
 // A stored row; null data: zeros (padding to whole row groups).
 struct StoredRow {

@@ -41,7 +41,7 @@ enum class Format : std::int32_t {
 };
 inline constexpr bool is_e4m3(Format f) { return f == Format::kE4M3 || f == Format::kE4M3Half; }
 
-// A repacked matrix (layout version 3, backend/cuda/pack.h): row groups of 16 rows; inside a group
+// A repacked matrix (layout version 4, backend/cuda/pack.h): row groups of 16 rows; inside a group
 // the `parts` of K one after the other, inside a part its tiles in order.
 struct Matrix {
   const unsigned char* data = nullptr;
@@ -65,7 +65,7 @@ struct Matrix {
   std::int64_t group_bytes = 0;  // of one row group
 };
 
-struct Layer {
+struct alignas(16) Layer {
   Matrix qkv;  // q, k, v (and index q, index k) one after the other
   Matrix o;
   Matrix router;         // row groups x parts x tiles
@@ -194,8 +194,6 @@ struct Params {
   std::int32_t stall_block;  // tests: this block never arrives; -1: none
   std::int32_t stall_stage;  // at this stage; -1: at any
   std::int32_t stall_step;   // with peers, in the step of this tag only; -1: in every step
-  // Read by the host: fused steps of one row hand over words, where the kernels for M3 fit.
-  std::int32_t by_words;
   std::uint32_t*
       stamps;  // [layers of the run, stages, 2, blocks] SM clocks at start and end, or null
 

@@ -10,7 +10,7 @@
 #include "backend/cuda/device/feed.cuh"
 #include "backend/cuda/device/hand_off.cuh"
 #include "backend/cuda/device/mlp.cuh"
-#if MONOLAYER_KERNELS_WORDS
+#if MONOLAYER_KERNELS_ROWS == 1
 #include "backend/cuda/device/row_attention.cuh"
 #include "backend/cuda/device/row_mlp.cuh"
 #endif
@@ -81,32 +81,6 @@ __device__ __forceinline__ void copy_params(const Params& argument, int rank, Pa
   }
 }
 
-// Asks the second-level cache for what the next layer reads apart from weights: norms, factors of
-// rows, this block's share of the index keys. A line a lane; by one warp, long before its use.
-__device__ __forceinline__ void prefetch_layer(const Context& c, const Layer& layer) {
-  constexpr int kLine = 128;
-  const Shape& s = c.p.shape;
-  const void* const from[] = {layer.input_norm, layer.post_norm, layer.qkv.row_scale,
-                              layer.o.row_scale};
-  const int bytes[] = {hidden_of(s) * 2, hidden_of(s) * 2, layer.qkv.row_groups * 64,
-                       layer.o.row_groups * 64};
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const Share mine((bytes[k] + kLine - 1) / kLine, c.block, c.blocks);
-    const int i = mine.begin + c.lane;
-    if (from[k] != nullptr && i < mine.end) {
-      prefetch_l2(static_cast<const unsigned char*>(from[k]) + i * kLine);
-    }
-  }
-  if (c.lane == 0) {
-    prefetch_l2(layer.q_norm);
-    prefetch_l2(layer.k_norm);
-    prefetch_l2(layer.index_q_norm);
-    prefetch_l2(layer.index_k_norm);
-    if (layer.router_bias != nullptr) prefetch_l2(layer.router_bias);
-  }
-}
-
 #ifndef STAGE_INLINE
 #define STAGE_INLINE __noinline__
 #endif
@@ -124,9 +98,6 @@ __device__ __forceinline__ void fetch_next_layer(Context& c) {
   copy_layer(c.p.layers, next, layer, c.lane, 32);
   __syncwarp();
   prefetch_layer(c, layer);
-#if MONOLAYER_KERNELS_WORDS
-  prefetch_row_keys(c, layer);
-#endif
 }
 __device__ __forceinline__ void heads_and_next(Context& c) {
   heads_stage(c);
@@ -138,7 +109,7 @@ __device__ __forceinline__ void input_norm_stage(Context& c) {
 __device__ __forceinline__ void post_norm_stage(Context& c) {
   norm_rows(c, c.layer().router, c.p.middle, c.layer().post_norm);
 }
-#if MONOLAYER_KERNELS_WORDS
+#if MONOLAYER_KERNELS_ROWS == 1
 // One sparse layer of the fused kernel for one row, whose stages wait for words; false once the
 // block gave up. A stage that did computes with anything until the end of the layer.
 __device__ __forceinline__ bool fused_layer(State& state, int l) {
@@ -164,8 +135,6 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
     state = run<row_merge_stage>(state);
     mark_end(l, kMerge);
   }
-  // Not earlier: a block that attends is waited for.
-  state = run<fetch_next_layer>(state);
   state = run<row_output_stage>(state);
   mark_end(l, kOutput);
   state = run<row_router_stage>(state);

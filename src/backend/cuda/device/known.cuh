@@ -7,12 +7,11 @@
 #include "backend/cuda/m3_shape.h"
 #include "backend/cuda/params.h"
 
-// The units of the kernels for M3 define all four.
+// The units of the kernels for M3 define all three.
 #ifndef MONOLAYER_KERNELS
 #define MONOLAYER_KERNELS generic
 #define MONOLAYER_KERNELS_M3 false
 #define MONOLAYER_KERNELS_ROWS 16
-#define MONOLAYER_KERNELS_WORDS false
 #endif
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
@@ -22,9 +21,9 @@ inline constexpr bool kM3 = MONOLAYER_KERNELS_M3;
 inline constexpr int kMostRows = MONOLAYER_KERNELS_ROWS;
 inline constexpr bool kOneRow = kMostRows == 1;
 inline constexpr bool kOnePass = kMostRows <= kColumns;
-// Blocks of the fused kernel hand over words (device/words.cuh) instead of counting arrivals.
-inline constexpr bool kByWords = MONOLAYER_KERNELS_WORDS;
-static_assert(!kByWords || (kM3 && kOneRow));
+// Blocks of the fused kernel for one row hand over words (device/words.cuh) instead of counting
+// arrivals.
+inline constexpr bool kByWords = kM3 && kOneRow;
 
 __device__ __forceinline__ int rows_of(const StepRows& s) { return kOneRow ? 1 : s.rows; }
 // Row of a task, of which every row has `per_row`.

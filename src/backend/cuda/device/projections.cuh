@@ -148,4 +148,30 @@ __device__ __forceinline__ void head_stage(Context& c) {
   }
 }
 
+// Asks the second-level cache for what the next layer reads apart from weights: norms, factors of
+// rows, this block's share of the index keys. A line a lane; by one warp, long before its use.
+__device__ __forceinline__ void prefetch_layer(const Context& c, const Layer& layer) {
+  constexpr int kLine = 128;
+  const Shape& s = c.p.shape;
+  const void* const from[] = {layer.input_norm, layer.post_norm, layer.qkv.row_scale,
+                              layer.o.row_scale};
+  const int bytes[] = {hidden_of(s) * 2, hidden_of(s) * 2, layer.qkv.row_groups * 64,
+                       layer.o.row_groups * 64};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const Share mine((bytes[k] + kLine - 1) / kLine, c.block, c.blocks);
+    const int i = mine.begin + c.lane;
+    if (from[k] != nullptr && i < mine.end) {
+      prefetch_l2(static_cast<const unsigned char*>(from[k]) + i * kLine);
+    }
+  }
+  if (c.lane == 0) {
+    prefetch_l2(layer.q_norm);
+    prefetch_l2(layer.k_norm);
+    prefetch_l2(layer.index_q_norm);
+    prefetch_l2(layer.index_k_norm);
+    if (layer.router_bias != nullptr) prefetch_l2(layer.router_bias);
+  }
+}
+
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

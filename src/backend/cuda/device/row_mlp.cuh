@@ -85,30 +85,38 @@ __device__ __forceinline__ void route_only_row(Context& c, const float* logits, 
   if (c.lane == 0) t.passes = t.shared_passes + kChosen;
 }
 
-// The routed part of the table, from words of partial logits; hands it to the feeding warp.
-__device__ __forceinline__ void build_row_table(Context& c) {
+// Where partial logits lie, [part][expert]: behind the staged row.
+inline constexpr int kLogitsBegin = kEarlyBegin;
+static_assert(kLogitsBegin + kRouterParts * kMaxExperts * 4 <= attention_bytes(128, true));
+
+// The routed part of the table, from words of partial logits, handed to the feeding warp: by the
+// eight warps that take no item while the shared expert's eight are worked on.
+__device__ __forceinline__ void route_beside(Context& c) {
+  constexpr int kRouting = kWarps / 2;
+  const int round = c.p.round;
+  const int turn = c.warp < round ? (c.warp - c.turn) & (round - 1) : c.warp;
+  if (turn < kWarps - kRouting) return;
+  const bool routes = turn == kWarps - kRouting;
   float4 bias = {};
-  if (c.warp == 0 && c.layer().router_bias != nullptr)
+  if (routes && c.layer().router_bias != nullptr)
     bias = __ldg(reinterpret_cast<const float4*>(c.layer().router_bias) + c.lane);
-  // [part][row group][8] of two rows: parts 8 apart.
-  const uint4* from = words_at(kRouterWords) + c.thread;
-  uint4 w[2];
-  take(w, tag_of(c), layer_of(c), kRouter, [&](int k) { return from + k * kThreads; });
-  sync(c);  // whoever still reads sums
-  if (c.thread == 0) stamp(layer_of(c), kGateUp, 0);
-  float* to = c.red + (c.thread >> 6) * kMaxExperts + (c.thread >> 3 & 7) * 16 + (c.thread & 7);
+  // [part][row group][8] of two rows: parts 4 apart.
+  const int thread = (turn - (kWarps - kRouting)) * 32 + c.lane;
+  const uint4* from = words_at(kRouterWords) + thread;
+  uint4 w[4];
+  take(w, tag_of(c), layer_of(c), kRouter, [&](int k) { return from + k * kRouting * 32; });
+  auto* logits = reinterpret_cast<float*>(c.x + kLogitsBegin);
+  float* to = logits + (thread >> 6) * kMaxExperts + (thread >> 3 & 7) * 16 + (thread & 7);
 #pragma unroll
-  for (int k = 0; k < 2; ++k, to += 8 * kMaxExperts) {
+  for (int k = 0; k < 4; ++k, to += kRouting / 2 * kMaxExperts) {
     to[0] = __uint_as_float(w[k].x);
     to[8] = __uint_as_float(w[k].y);
   }
-  sync(c);
-  if (c.warp == 0) {
-    route_only_row(c, c.red, bias);
-    __syncwarp();
-    if (c.lane == 0) mbarrier_arrive(&c.s.routed);
-  }
-  sync(c);
+  asm volatile("bar.sync 2, %0;" ::"n"(kRouting * 32) : "memory");
+  if (!routes) return;
+  route_only_row(c, logits, bias);
+  __syncwarp();
+  if (c.lane == 0) mbarrier_arrive(&c.s.routed);
 }
 
 // The expert's activation from sums of `units` units, first.. of a run, that `red` holds.
@@ -176,7 +184,12 @@ __device__ __forceinline__ void row_gate_up_units(Context& c, const Run& run) {
 // The shared expert, which needs no routing, or the routed ones.
 __device__ __forceinline__ void row_gate_up_half(Context& c) {
   const bool routed = c.routed != 0;
-  if (routed) build_row_table(c);
+  if (routed) {
+    sync(c);  // the table is there
+    if (c.thread == 0) stamp(layer_of(c), kGateUp, 0);
+  } else {
+    route_beside(c);
+  }
   const Layer& layer = c.layer();
   const Table& t = c.s.table;
   gate_up_runs(routed ? layer.gate_up : layer.shared_gate_up, routed ? t.shared_passes : 0,

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "backend/cuda/device/projections.cuh"
-#include "backend/cuda/device/words.cuh"
+#include "backend/cuda/device/row_heads.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
@@ -187,11 +187,32 @@ __device__ __noinline__ void collect_row_share(Site site, int layer, int stage, 
   }
 }
 
+// The next layer's description on its way into shared memory, and once it is there what that layer
+// will read on its way into the second-level cache; both by the warp that gets items last.
+__device__ __forceinline__ bool fetches_next(const Context& c) {
+  return layer_of(c) + 1 < c.p.last_layer && c.warp == ((c.turn - 1) & (c.p.round - 1));
+}
+__device__ __forceinline__ void start_next_layer(const Context& c) {
+  const auto* from = reinterpret_cast<const uint4*>(c.p.layers + layer_of(c) + 1);
+  auto* to = reinterpret_cast<uint4*>(&c.s.layers[c.layers_done + 1 & 1]);
+#pragma unroll 1
+  for (int i = c.lane; i < static_cast<int>(sizeof(Layer) / 16); i += 32)
+    copy_async(to + i, from + i);
+}
+__device__ __forceinline__ void finish_next_layer(const Context& c) {
+  wait_copies();
+  __syncwarp();
+  const Layer& layer = c.s.layers[c.layers_done + 1 & 1];
+  prefetch_layer(c, layer);
+  prefetch_row_keys(c, layer);
+}
+
 // hidden + BF16(sum), rounded: the stream after attention. With peers, the sum of all ranks.
 __device__ __forceinline__ void row_output_stage(Context& c) {
   const Matrix& m = c.layer().o;
   const int layer = layer_of(c);
   if (has_peers() && !may_exchange(kAttentionSite, layer, kOutput)) return;
+  if (fetches_next(c)) start_next_layer(c);
   sync(c);  // whoever still reads x
   for (int i = c.thread; i < m.cols / 4; i += kThreads) {
     const uint4* from = words_at(kAttendedWords) + i;
@@ -201,6 +222,7 @@ __device__ __forceinline__ void row_output_stage(Context& c) {
   }
   sync(c);
   if (c.thread == 0) stamp(layer, kOutput, 0);
+  if (fetches_next(c)) finish_next_layer(c);
   const bool stalled = is_stalled(kOutput);
   // What the first sums are added to and scaled by, asked for early.
   const Share mine(m.row_groups, c.block, c.blocks);
