@@ -25,6 +25,9 @@ inline constexpr int kRouterParts = 16;      // of a router's K
 
 inline constexpr int kPageTokens = 128;
 
+// Where dynamic shared memory begins: behind what the system keeps of it.
+inline constexpr unsigned kSharedBase = 1024;
+
 static_assert(kMailRows == kMaxRows, "a place in the mailbox for every row of a step");
 
 // Columns kept of a sum, and sums of (row group, part) that meet at once, in steps of `rows` rows.

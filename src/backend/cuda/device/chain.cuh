@@ -231,6 +231,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
   const int thread = static_cast<int>(threadIdx.x);
   const Params& p = s.params;
   const int rank = rank_of_launch(argument);
+  if (shared_address(named_memory) != kSharedBase) __trap();
   if (thread == 0) {
     s.blocks = argument.rank_params != nullptr ? argument.rank_blocks : static_cast<int>(gridDim.x);
     s.block = static_cast<int>(blockIdx.x) - rank * s.blocks;

@@ -50,10 +50,16 @@ struct Shared {
 // 128 bytes each, so that bulk copies start aligned.
 inline constexpr int kFixedBytes = (static_cast<int>(sizeof(Shared)) + 127) / 128 * 128;
 
-// All dynamic shared memory of a block: Shared, the ring, the activations, the sums.
-extern __shared__ __align__(128) unsigned char memory[];
+// All dynamic shared memory of a block: Shared, the ring, the activations, the sums. By its
+// address, a constant of the architecture (kSharedBase, which prepare_kernels() and every launch
+// compare): by name the compiler asks the hardware which block of a cluster this is at every use,
+// and waits for the answer.
+extern __shared__ __align__(128) unsigned char named_memory[];
+__device__ __forceinline__ unsigned char* memory() {
+  return static_cast<unsigned char*>(__cvta_shared_to_generic(kSharedBase));
+}
 
-__device__ __forceinline__ Shared& shared() { return *reinterpret_cast<Shared*>(memory); }
+__device__ __forceinline__ Shared& shared() { return *reinterpret_cast<Shared*>(memory()); }
 
 // Which of this rank's blocks this is, and how many there are: a launch may hold several ranks.
 __device__ __forceinline__ int block_of_rank() { return shared().block; }
@@ -90,7 +96,7 @@ __device__ __forceinline__ int layer_of(const Context& c) {
 // Sums, at the end of shared memory: two halves of red_entries x 16 rows x red_columns, between
 // products at least kWarps x 128 floats of scratch.
 __device__ __forceinline__ float* sums_of(const Params& p) {
-  return reinterpret_cast<float*>(memory + kFixedBytes + p.slots * kSlotBytes + p.x_bytes);
+  return reinterpret_cast<float*>(memory() + kFixedBytes + p.slots * kSlotBytes + p.x_bytes);
 }
 
 // The thread's number comes from where the compiler cannot see that it is the same in every stage:
@@ -102,7 +108,7 @@ __device__ __forceinline__ Context open_context(const State& state) {
   return {state,
           s.params,
           s,
-          memory + kFixedBytes + s.params.slots * kSlotBytes,
+          memory() + kFixedBytes + s.params.slots * kSlotBytes,
           sums_of(s.params),
           thread,
           thread / 32,

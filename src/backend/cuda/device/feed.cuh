@@ -92,7 +92,7 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, std::int64_t s
     }
     if (ready && __popc(before) < room) {
       mbarrier_expect(&s.full[lane], bytes);
-      bulk_copy(memory + kFixedBytes + lane * kSlotBytes, from, bytes, &s.full[lane], policy);
+      bulk_copy(memory() + kFixedBytes + lane * kSlotBytes, from, bytes, &s.full[lane], policy);
       s.issued[lane] = ++wraps;
       flying = true;
       copy += slots;

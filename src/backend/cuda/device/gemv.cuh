@@ -35,8 +35,8 @@ struct Layout {
 };
 
 template <typename T>
-__device__ __forceinline__ T load_shared(int offset) {
-  return *reinterpret_cast<const T*>(memory + offset);
+__device__ __forceinline__ T value_at(int offset) {
+  return *reinterpret_cast<const T*>(memory() + offset);
 }
 
 // What a lane needs of one tile, fetched one tile ahead of its use.
@@ -47,10 +47,10 @@ struct TileMXFP4 {
   // `tile`, `scale`: offsets in shared memory of this lane's part; activations at `x`, `stride`
   // bytes from one 32 columns to the next: 64, or 0 for a column without a row.
   __device__ __forceinline__ void fetch(int tile, int scale, int x, int stride) {
-    w = load_shared<uint4>(tile);
-    scales = load_shared<std::uint32_t>(scale);
-    b0 = load_shared<uint4>(x);
-    b1 = load_shared<uint4>(x + stride);
+    w = value_at<uint4>(tile);
+    scales = value_at<std::uint32_t>(scale);
+    b0 = value_at<uint4>(x);
+    b1 = value_at<uint4>(x + stride);
   }
   __device__ __forceinline__ void add(float (&acc)[4]) const {
     float f[4];
@@ -77,9 +77,9 @@ struct TileMXFP8 {
   std::uint32_t scales;
 
   __device__ __forceinline__ void fetch(int tile, int scale, int x) {
-    w = load_shared<uint4>(tile);
-    scales = load_shared<std::uint16_t>(scale);
-    b = load_shared<uint4>(x);
+    w = value_at<uint4>(tile);
+    scales = value_at<std::uint16_t>(scale);
+    b = value_at<uint4>(x);
   }
   __device__ __forceinline__ void add(float (&acc)[4]) const {
     std::uint32_t a[8];
@@ -102,9 +102,9 @@ template <bool HALF>
 struct TileE4M3 {
   uint4 w, b;
 
-  __device__ __forceinline__ void fetch(int tile, int x) {
-    w = load_shared<uint4>(tile);
-    b = load_shared<uint4>(x);
+  __device__ __forceinline__ void fetch(std::uint32_t tile, std::uint32_t x) {
+    w = load_shared(tile);
+    b = load_shared(x);
   }
   __device__ __forceinline__ void add(float (&acc)[2][4]) const {
     std::uint32_t a[8];
@@ -164,32 +164,35 @@ __device__ __forceinline__ void tiles_mxfp8(int tile, int scale, int x, int stri
   }
   if (n > 0) even.add(acc);
 }
+// Four tiles ahead: loads that the loop carries are not moved down to their use.
 template <bool HALF>
-__device__ __forceinline__ void tiles_e4m3(int tile, int x, int stride, int n, float (&acc)[2][4]) {
-  TileE4M3<HALF> pair[2];
-  TileE4M3<HALF> next[2];
-  const auto fetch = [&](TileE4M3<HALF>(&to)[2]) {
-    to[0].fetch(tile, x);
-    to[1].fetch(tile + 512, x + stride);
-    tile += 1024;
-    x += 2 * stride;
+__device__ __forceinline__ void tiles_e4m3(std::uint32_t tile, std::uint32_t x, int stride, int n,
+                                           float (&acc)[2][4]) {
+  constexpr int kAhead = 4;
+  TileE4M3<HALF> t[kAhead];
+  const auto fetch = [&](TileE4M3<HALF>& to) {
+    to.fetch(tile, x);
+    tile += 512;
+    x += stride;
   };
-  fetch(pair);
+  if (n >= kAhead) {
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) fetch(t[k]);
 #pragma unroll 1
-  for (; n > 3; n -= 4) {
-    fetch(next);
-    pair[0].add(acc);
-    pair[1].add(acc);
-    if (n > 4) fetch(pair);
-    next[0].add(acc);
-    next[1].add(acc);
+    for (n -= kAhead; n >= kAhead; n -= kAhead) {
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        t[k].add(acc);
+        fetch(t[k]);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) t[k].add(acc);
   }
-  // What is left of four; fetched behind the last tile, a tile is not used.
-  if (n > 0) pair[0].add(acc);
-  if (n > 1) pair[1].add(acc);
-  if (n > 2) {
-    pair[0].fetch(tile, x);
-    pair[0].add(acc);
+#pragma unroll 1
+  for (; n > 0; --n) {
+    fetch(t[0]);
+    t[0].add(acc);
   }
 }
 // `planes` tiles of the same columns follow each other.
@@ -197,10 +200,10 @@ __device__ __forceinline__ void tiles_bf16(int tile, int x, int stride, int n, i
                                            float (&acc)[4]) {
 #pragma unroll 2
   for (int i = 0; i < n; ++i) {
-    const uint4 w0 = load_shared<uint4>(tile + i * 1024);
-    const uint4 w1 = load_shared<uint4>(tile + i * 1024 + 512);
+    const uint4 w0 = value_at<uint4>(tile + i * 1024);
+    const uint4 w1 = value_at<uint4>(tile + i * 1024 + 512);
     const int at = planes == 1 ? i : i * 43 >> 7;  // a third, below 64
-    const uint4 v = load_shared<uint4>(x + at * stride);
+    const uint4 v = value_at<uint4>(x + at * stride);
     mma(acc, w0.x, w0.y, w0.z, w0.w, v.x, v.y);
     mma(acc, w1.x, w1.y, w1.z, w1.w, v.z, v.w);
   }
@@ -211,6 +214,25 @@ struct Column {
   int offset, stride;
 };
 
+// Whether the copy that fills a slot for the `wraps`-th time has landed. Copies land in any order,
+// and a barrier tells only even phases from odd ones: a warp that is ahead must not take the
+// landing of the slot's last copy but one for its own, so it first asks whether its own is on its
+// way.
+__device__ __forceinline__ bool landed(int slot, std::uint32_t wraps) {
+  const Shared& s = shared();
+  const std::uint32_t issued = s.issued[slot];
+  const bool whole = mbarrier_test(shared_address(&s.full[slot]), wraps & 1);
+  return static_cast<std::int32_t>(issued - wraps) > 0 && whole;
+}
+// Until it has, or this block gave up: then nothing is used any more, but lanes stay together.
+__device__ __forceinline__ void wait_landed(int slot, std::uint32_t wraps) {
+  const Shared& s = shared();
+  while (static_cast<std::int32_t>(s.issued[slot] - wraps) <= 0 && s.abort == 0) {
+  }
+  while (!mbarrier_try(shared_address(&s.full[slot]), wraps & 1) && s.abort == 0) {
+  }
+}
+
 // Sums of one part: rows lane/4 and lane/4 + 8 of its group, columns 2 (lane % 4) and one more. Its
 // `tiles` begin `first` tiles into the slot and are `chunk_tiles` a slot, in slots `step` apart.
 // `last`: the slots are given back. Apart, one copy a format: code has to be fetched.
@@ -218,8 +240,18 @@ template <int FORMAT>
 __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, int chunk_tiles,
                                        int first, bool last, Column x, int slot,
                                        std::uint32_t wraps, int step) {
-  Shared& s = shared();
   const int lane = static_cast<int>(threadIdx.x) & 31;
+  Shared& s = shared();
+  const int slots = s.params.slots;
+  // Lane k asks for the k-th copy: most have landed long ago, and one by one each answer would have
+  // to be waited for.
+  std::uint32_t there = 0;
+  {
+    int own = slot + (lane & 3) * step;
+    std::uint32_t own_wraps = wraps;
+    wrap_slot(slots, own, own_wraps);
+    there = __ballot_sync(0xFFFFFFFFU, landed(own, own_wraps)) & 15U;
+  }
   if constexpr (FORMAT >= 0) format = static_cast<Format>(FORMAT);
   const int planes = format == Format::kF32 ? 3 : 1;
   const auto is = [&](Format f) { return FORMAT != kUnscaled && format == f; };
@@ -231,16 +263,8 @@ __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, 
   float acc[2][4] = {};
   const int tile = kFixedBytes + first * tile_bytes + lane * 16;
   while (true) {
-    // Copies land in any order, and a barrier tells only even phases from odd ones: a warp that is
-    // ahead must not take the landing of the slot's last copy but one for its own. After giving up
-    // nothing is used any more, but lanes stay together.
-    while (static_cast<std::int32_t>(s.issued[slot] - wraps) <= 0) {
-      if (s.abort != 0) break;
-    }
-    const std::uint32_t full = shared_address(&s.full[slot]);
-    while (!mbarrier_try(full, wraps & 1)) {
-      if (s.abort != 0) break;
-    }
+    if ((there & 1) == 0) wait_landed(slot, wraps);
+    there >>= 1;
     const int n = min(tiles, chunk_tiles);
     const int at = tile + slot * kSlotBytes;
     if (is(Format::kMXFP4)) {
@@ -250,10 +274,10 @@ __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, 
       tiles_mxfp8(at, at + 512 - lane * 16 + (lane >> 2) * 2, x.offset, x.stride, n, scaled);
       x.offset += n * x.stride;
     } else if (is(Format::kE4M3Half)) {
-      tiles_e4m3<true>(at, x.offset, x.stride, n, acc);
+      tiles_e4m3<true>(kSharedBase + at, kSharedBase + x.offset, x.stride, n, acc);
       x.offset += n * x.stride;
     } else if (is(Format::kE4M3)) {
-      tiles_e4m3<false>(at, x.offset, x.stride, n, acc);
+      tiles_e4m3<false>(kSharedBase + at, kSharedBase + x.offset, x.stride, n, acc);
       x.offset += n * x.stride;
     } else {
       tiles_bf16(at, x.offset, x.stride, n, planes, acc[0]);
@@ -264,7 +288,7 @@ __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, 
     if (last && lane == 0) mbarrier_arrive(&s.empty[slot]);
     if (tiles == 0) break;
     slot += step;
-    wrap_slot(s.params.slots, slot, wraps);
+    wrap_slot(slots, slot, wraps);
   }
   if (is(Format::kMXFP4)) {
     return {scaled[0] * kPostE2M1, scaled[1] * kPostE2M1, scaled[2] * kPostE2M1,
@@ -320,8 +344,8 @@ __device__ __forceinline__ void item_products(Context& c, const Run& run, int be
 
 // This lane's column: staged row `row`, if `on`.
 __device__ __forceinline__ Column column(const Context& c, int row_bytes, int row, bool on) {
-  if (!on) return {static_cast<int>(c.s.zero - memory), 0};
-  return {static_cast<int>(c.x - memory) + row * row_bytes + (c.lane & 3) * 16, 64};
+  if (!on) return {static_cast<int>(c.s.zero - memory()), 0};
+  return {static_cast<int>(c.x - memory()) + row * row_bytes + (c.lane & 3) * 16, 64};
 }
 
 // Sums kept until all parts are there: half c.half, entry, row, column.

@@ -57,7 +57,7 @@ __device__ __noinline__ void stage_norm_of_words(const Matrix& m, const uint4* w
   }
   const float factor = norm_factor(part[0], hidden, s.params.shape.eps);
   auto* to =
-      reinterpret_cast<uint4*>(memory + kFixedBytes + s.params.slots * kSlotBytes + thread * 16);
+      reinterpret_cast<uint4*>(memory() + kFixedBytes + s.params.slots * kSlotBytes + thread * 16);
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
     if (k == 1 && !second) break;

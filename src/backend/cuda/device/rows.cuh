@@ -113,7 +113,7 @@ __device__ __forceinline__ void norm_in_registers(const std::uint16_t* from,
   uint4 w[2] = {};
   w[0] = __ldg(scale);
   if (second) w[1] = __ldg(scale + kThreads);
-  unsigned char* x = memory + kFixedBytes + s.params.slots * kSlotBytes + thread * 16;
+  unsigned char* x = memory() + kFixedBytes + s.params.slots * kSlotBytes + thread * 16;
 #pragma unroll 1
   for (int first = 0; first < n; first += kTogether) {
     uint4 v[kTogether][2] = {};
@@ -174,7 +174,7 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
   const Layout layout(m);
   const bool half = m.format == Format::kE4M3Half;
   Shared& s = shared();
-  unsigned char* x = memory + kFixedBytes + s.params.slots * kSlotBytes;
+  unsigned char* x = memory() + kFixedBytes + s.params.slots * kSlotBytes;
   const int thread = static_cast<int>(threadIdx.x);
   const int hidden = hidden_of(s.params.shape);
   const int vectors = hidden / 8;
