@@ -22,7 +22,7 @@ namespace {
 // One rank of four without its peers.
 struct Bench {
   bool m3 = true;
-  int round = 0, flight = 0;  // not 0: instead of what the plan says
+  int round = 0, flight = 0, known = 0;  // not 0: instead of what the plan says
   int shared_cap = 0;  // bytes a block may take of shared memory, if fewer than the device has
   int layers = 57, context = 8192, runs = 15, blocks = 0;
   std::vector<int> rows{1, 2, 4, 8, 16};
@@ -89,6 +89,7 @@ void Bench::set_step(int n) {
   group.set_step(n, context);
   p = group.argument;
   if (flight > 0) p.in_flight = std::min(flight, p.slots);
+  if (known > 0) p.known_in_flight = std::min(known, p.slots);
   if (round > 0) p.round = std::min(round, p.round);
 }
 
@@ -152,6 +153,7 @@ int main(int argc, char** argv) {
     if (arg == "sweep") sweep = true;
     if (arg.rfind("round=", 0) == 0) b.round = std::atoi(value.c_str());
     if (arg.rfind("flight=", 0) == 0) b.flight = std::atoi(value.c_str());
+    if (arg.rfind("known=", 0) == 0) b.known = std::atoi(value.c_str());
     if (arg.rfind("shared=", 0) == 0) b.shared_cap = std::atoi(value.c_str());
     if (arg.rfind("rows=", 0) == 0) {
       b.rows.clear();

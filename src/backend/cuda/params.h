@@ -186,7 +186,9 @@ struct Params {
   // Of a launch, the same for all its ranks: from first_layer up to, not including, barrier.
   std::int32_t first_layer, last_layer;  // of a run
   std::int32_t x_bytes, slots;
-  std::int32_t in_flight;  // copies on their way into the ring, at most
+  // Copies on their way into the ring, at most: of routed experts, and of what is known before and
+  // so has more time.
+  std::int32_t in_flight, known_in_flight;
   std::int32_t most_rows;  // that the launch is planned for
   std::int32_t red_columns, red_entries;
   std::uint32_t blocks_divider;  // of the launch

@@ -23,7 +23,7 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, std::int64_t s
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int slots = s.params.slots;
   const int round = s.params.round;
-  const int cap = s.params.in_flight;
+  const int cap = stride != 0 ? s.params.in_flight : s.params.known_in_flight;
   const int chunks = m.chunks;
   const int item_bytes = m.span * m.tiles * m.tile_bytes;
   const int chunk_bytes = m.chunk_tiles * m.tile_bytes;
