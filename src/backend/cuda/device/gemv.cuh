@@ -26,7 +26,7 @@ struct Layout {
   __device__ explicit Layout(const Matrix& m)
       : cols(m.cols), parts(m.parts), part_cols(m.part_cols), row_bytes(m.row_bytes) {}
   __device__ bool padded() const { return !kM3 && parts * part_cols != cols; }
-  // Byte offset of column c, a multiple of 8.
+  // Byte offset of column c, a multiple of 4.
   __device__ int at(int c) const {
     return padded() ? padded_offset(cols, parts, part_cols, c) : c * 2;
   }

@@ -15,32 +15,19 @@ __device__ __noinline__ void stage_norm_of_words(const Matrix& m, const uint4* w
   Shared& s = shared();
   const int thread = static_cast<int>(threadIdx.x);
   const int hidden = hidden_of(s.params.shape);
-  const bool second = thread + kThreads < hidden / 8;
   const bool half = m.format == Format::kE4M3Half;
   const float x_scale = m.x_scale;
-  const auto* scale = reinterpret_cast<const uint4*>(weight) + thread;
-  float w[2][8];  // 1 + weight
+  const auto* scale = reinterpret_cast<const uint2*>(weight) + thread;
+  uint2 w[kNormParts];
 #pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    uint4 raw = {};
-    if (k == 0 || second) raw = __ldg(scale + k * kThreads);
-    const std::uint32_t words_of[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 g = unpack_bf16(words_of[i]);
-      w[k][2 * i] = 1.0F + g.x;
-      w[k][2 * i + 1] = 1.0F + g.y;
-    }
-  }
-  uint4 four[4];
-  const uint4* low = words + 2 * thread;
-  const uint4* high = second ? low + 2 * kThreads : low;
-  take(four, tag, layer, made_by, [&](int k) { return (k < 2 ? low : high) + (k & 1); });
+  for (int k = 0; k < kNormParts; ++k) w[k] = __ldg(scale + k * kThreads);
+  uint4 v[kNormParts];
+  const uint4* from = words + thread;
+  take(v, tag, layer, made_by, [&](int k) { return from + k * kThreads; });
   if (thread == 0) stamp(stage == kQkv ? layer + 1 : layer, stage, 0);
-  const std::uint32_t v[2][4] = {{four[0].x, four[0].y, four[1].x, four[1].y},
-                                 {four[2].x, four[2].y, four[3].x, four[3].y}};
-  float sum = squares({v[0][0], v[0][1], v[0][2], v[0][3]}, 0);
-  if (second) sum = squares({v[1][0], v[1][1], v[1][2], v[1][3]}, sum);
+  float sum = 0;
+#pragma unroll
+  for (int k = 0; k < kNormParts; ++k) sum = squares({v[k].x, v[k].y}, sum);
   sum = warp_sum(sum);
   if (thread % 32 == 0) s.sums[0][thread / 32] = sum;
   sync();
@@ -57,23 +44,10 @@ __device__ __noinline__ void stage_norm_of_words(const Matrix& m, const uint4* w
   }
   const float factor = norm_factor(part[0], hidden, s.params.shape.eps);
   auto* to =
-      reinterpret_cast<uint4*>(memory() + kFixedBytes + s.params.slots * kSlotBytes + thread * 16);
+      reinterpret_cast<uint2*>(memory() + kFixedBytes + s.params.slots * kSlotBytes + thread * 8);
 #pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    if (k == 1 && !second) break;
-    std::uint32_t out[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 f = unpack_bf16(v[k][i]);
-      if (half) {
-        out[i] = pack_half((f.x * factor) * w[k][2 * i], (f.y * factor) * w[k][2 * i + 1], x_scale);
-      } else {
-        const float scaled = factor * kActivationScale;
-        out[i] = pack_bf16((f.x * scaled) * w[k][2 * i], (f.y * scaled) * w[k][2 * i + 1]);
-      }
-    }
-    to[k * kThreads] = {out[0], out[1], out[2], out[3]};
-  }
+  for (int k = 0; k < kNormParts; ++k)
+    to[k * kThreads] = staged_by_norm(half, {v[k].x, v[k].y}, w[k], factor, x_scale);
   sync();
 }
 

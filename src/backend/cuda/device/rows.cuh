@@ -48,36 +48,35 @@ __device__ __forceinline__ void clear_rows(unsigned char* x, const Layout& layou
   sync();
 }
 
-__device__ __forceinline__ float squares(uint4 v, float sum) {
-  const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 f = unpack_bf16(words[i]);
-    sum = fmaf(f.x, f.x, sum);
-    sum = fmaf(f.y, f.y, sum);
-  }
-  return sum;
+// Four columns of a row: what a thread of the norm works on at once.
+__device__ __forceinline__ float squares(uint2 v, float sum) {
+  const float2 low = unpack_bf16(v.x);
+  const float2 high = unpack_bf16(v.y);
+  sum = fmaf(low.x, low.x, sum);
+  sum = fmaf(low.y, low.y, sum);
+  sum = fmaf(high.x, high.x, sum);
+  return fmaf(high.y, high.y, sum);
 }
 // (x * factor) * (1 + w), rounded to BF16.
-__device__ __forceinline__ uint4 scale_by_norm(uint4 v, uint4 w, float factor) {
+__device__ __forceinline__ uint2 scale_by_norm(uint2 v, uint2 w, float factor) {
   const auto pair = [factor](std::uint32_t a, std::uint32_t b) {
     const float2 f = unpack_bf16(a);
     const float2 g = unpack_bf16(b);
     return pack_bf16((f.x * factor) * (1.0F + g.x), (f.y * factor) * (1.0F + g.y));
   };
-  return {pair(v.x, w.x), pair(v.y, w.y), pair(v.z, w.z), pair(v.w, w.w)};
+  return {pair(v.x, w.x), pair(v.y, w.y)};
 }
-__device__ __forceinline__ uint4 half_by_norm(uint4 v, uint4 w, float factor, float x_scale) {
+__device__ __forceinline__ uint2 half_by_norm(uint2 v, uint2 w, float factor, float x_scale) {
   const auto pair = [factor, x_scale](std::uint32_t a, std::uint32_t b) {
     const float2 f = unpack_bf16(a);
     const float2 g = unpack_bf16(b);
     return pack_half((f.x * factor) * (1.0F + g.x), (f.y * factor) * (1.0F + g.y), x_scale);
   };
-  return {pair(v.x, w.x), pair(v.y, w.y), pair(v.z, w.z), pair(v.w, w.w)};
+  return {pair(v.x, w.x), pair(v.y, w.y)};
 }
 // As products with a matrix take it: BF16 scaled by a power of two, which commutes with every
 // rounding, or FP16. `factor` of norm_factor().
-__device__ __forceinline__ uint4 staged_by_norm(bool half, uint4 v, uint4 w, float factor,
+__device__ __forceinline__ uint2 staged_by_norm(bool half, uint2 v, uint2 w, float factor,
                                                 float x_scale) {
   return half ? half_by_norm(v, w, factor, x_scale)
               : scale_by_norm(v, w, factor * kActivationScale);
@@ -87,9 +86,10 @@ __device__ __forceinline__ float norm_factor(float squares, int n, float eps) {
 }
 
 // Normalises rows row_of(0..n-1) of `from` [*, hidden] into staged rows 0..n-1. The sum of squares:
-// thread t takes columns 8 t + 4096 k in ascending order, then lanes in halves, then the sixteen
+// thread t takes columns 4 t + 2048 k in ascending order, then lanes in halves, then the sixteen
 // warps in the fixed tree. `out`, if given, takes the unscaled rows too. All rows are fetched at
-// once; a thread works on nothing but what it fetched, so only the sums need a barrier.
+// once.
+inline constexpr int kNormParts = (kMaxHidden + kThreads * 4 - 1) / (kThreads * 4);  // of a thread
 struct Rows {
   int first;
   const std::int32_t* list;  // null: rows first, first + 1, ...
@@ -108,29 +108,28 @@ __device__ __forceinline__ void norm_in_registers(const std::uint16_t* from,
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int hidden = hidden_of(s.params.shape);
-  const bool second = thread + kThreads < hidden / 8;
-  const auto* scale = reinterpret_cast<const uint4*>(weight) + thread;
-  uint4 w[2] = {};
-  w[0] = __ldg(scale);
-  if (second) w[1] = __ldg(scale + kThreads);
-  unsigned char* x = memory() + kFixedBytes + s.params.slots * kSlotBytes + thread * 16;
+  const auto* scale = reinterpret_cast<const uint2*>(weight) + thread;
+  uint2 w[kNormParts];
+#pragma unroll
+  for (int k = 0; k < kNormParts; ++k) w[k] = __ldg(scale + k * kThreads);
+  unsigned char* x = memory() + kFixedBytes + s.params.slots * kSlotBytes + thread * 8;
 #pragma unroll 1
   for (int first = 0; first < n; first += kTogether) {
-    uint4 v[kTogether][2] = {};
+    uint2 v[kTogether][kNormParts] = {};
     float sum[kTogether] = {};
 #pragma unroll
     for (int r = 0; r < kTogether; ++r) {
       if (first + r >= n) continue;
-      const auto* row = reinterpret_cast<const uint4*>(
+      const auto* row = reinterpret_cast<const uint2*>(
                             from + static_cast<std::int64_t>(row_of(first + r)) * hidden) +
                         thread;
-      v[r][0] = load_l2(row);
-      if (second) v[r][1] = load_l2(row + kThreads);
+#pragma unroll
+      for (int k = 0; k < kNormParts; ++k) v[r][k] = __ldcg(row + k * kThreads);
     }
 #pragma unroll
     for (int r = 0; r < kTogether; ++r) {
-      sum[r] = squares(v[r][0], 0);
-      if (second) sum[r] = squares(v[r][1], sum[r]);
+#pragma unroll
+      for (int k = 0; k < kNormParts; ++k) sum[r] = squares(v[r][k], sum[r]);
       sum[r] = warp_sum(sum[r]);
       if (lane == 0) s.sums[first + r][thread / 32] = sum[r];
     }
@@ -149,15 +148,16 @@ __device__ __forceinline__ void norm_in_registers(const std::uint16_t* from,
     for (int r = 0; r < kTogether; ++r) {
       const float f = __shfl_sync(0xFFFFFFFFU, factor[r / 2], r % 2 * kWarps);
       if (first + r >= n) continue;
-      auto* to = reinterpret_cast<uint4*>(x + (first + r) * row_bytes);
-      to[0] = staged_by_norm(half, v[r][0], w[0], f, x_scale);
-      if (second) to[kThreads] = staged_by_norm(half, v[r][1], w[1], f, x_scale);
-      if (kOnePass || out == nullptr) continue;
+      auto* to = reinterpret_cast<uint2*>(x + (first + r) * row_bytes);
       auto* copy =
-          reinterpret_cast<uint4*>(out + static_cast<std::int64_t>(row_of(first + r)) * hidden) +
+          reinterpret_cast<uint2*>(out + static_cast<std::int64_t>(row_of(first + r)) * hidden) +
           thread;
-      copy[0] = to[0];
-      if (second) copy[kThreads] = to[kThreads];
+#pragma unroll
+      for (int k = 0; k < kNormParts; ++k) {
+        const uint2 staged = staged_by_norm(half, v[r][k], w[k], f, x_scale);
+        to[k * kThreads] = staged;
+        if (!kOnePass && out != nullptr) copy[k * kThreads] = staged;
+      }
     }
   }
   sync();
@@ -170,42 +170,40 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
     norm_in_registers(from, weight, m, n, row_of, out);
     return;
   }
-  constexpr int kVectors = (kMaxHidden + kThreads * 8 - 1) / (kThreads * 8);
   const Layout layout(m);
   const bool half = m.format == Format::kE4M3Half;
   Shared& s = shared();
   unsigned char* x = memory() + kFixedBytes + s.params.slots * kSlotBytes;
   const int thread = static_cast<int>(threadIdx.x);
   const int hidden = hidden_of(s.params.shape);
-  const int vectors = hidden / 8;
-  uint4 w[kVectors];
-  int place[kVectors];
+  const int parts = hidden / 4;
+  uint2 w[kNormParts];
+  int place[kNormParts];
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
+  for (int k = 0; k < kNormParts; ++k) {
     const int at = thread + k * kThreads;
-    place[k] = at < vectors ? layout.at(at * 8) : -1;
-    if (at < vectors) w[k] = __ldg(reinterpret_cast<const uint4*>(weight) + at);
+    place[k] = at < parts ? layout.at(at * 4) : -1;
+    if (at < parts) w[k] = __ldg(reinterpret_cast<const uint2*>(weight) + at);
   }
   sync();  // whoever still reads x
   clear_rows(x, layout, n);
 #pragma unroll 1
   for (int r = 0; r < n; ++r) {
     const auto* row =
-        reinterpret_cast<const uint4*>(from) + static_cast<std::int64_t>(row_of(r)) * vectors;
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (place[k] >= 0)
-        copy_async(x + r * layout.row_bytes + place[k], row + thread + k * kThreads);
-    }
+        reinterpret_cast<const uint4*>(from) + static_cast<std::int64_t>(row_of(r)) * (hidden / 8);
+#pragma unroll 1
+    for (int i = thread; i < hidden / 8; i += kThreads)
+      copy_async(x + r * layout.row_bytes + layout.at(i * 8), row + i);
   }
   wait_copies();
+  sync();
 #pragma unroll 1
   for (int r = 0; r < n; ++r) {
     float sum = 0;
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
+    for (int k = 0; k < kNormParts; ++k) {
       if (place[k] < 0) continue;
-      sum = squares(*reinterpret_cast<const uint4*>(x + r * layout.row_bytes + place[k]), sum);
+      sum = squares(*reinterpret_cast<const uint2*>(x + r * layout.row_bytes + place[k]), sum);
     }
     sum = warp_sum(sum);
     if (thread % 32 == 0) s.sums[r][thread / 32] = sum;
@@ -224,14 +222,14 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
   for (int r = 0; r < n; ++r) {
     const float factor = s.factor[r];
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
+    for (int k = 0; k < kNormParts; ++k) {
       if (place[k] < 0) continue;
-      auto* at = reinterpret_cast<uint4*>(x + r * layout.row_bytes + place[k]);
-      const uint4 v = *at;
+      auto* at = reinterpret_cast<uint2*>(x + r * layout.row_bytes + place[k]);
+      const uint2 v = *at;
       *at = staged_by_norm(half, v, w[k], factor, m.x_scale);
       if (out != nullptr) {
-        reinterpret_cast<uint4*>(
-            out)[static_cast<std::int64_t>(row_of(r)) * vectors + thread + k * kThreads] =
+        reinterpret_cast<uint2*>(
+            out)[static_cast<std::int64_t>(row_of(r)) * parts + thread + k * kThreads] =
             scale_by_norm(v, w[k], factor);
       }
     }
