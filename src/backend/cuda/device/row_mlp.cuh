@@ -254,7 +254,9 @@ __device__ __forceinline__ void row_down_stage(Context& c) {
     Run run = batch.run(layer, t, 0);
     run.units = slots * batch.groups;
     const auto slot_of = [&](int unit) {
-      return static_cast<int>(__umulhi(static_cast<std::uint32_t>(unit), run.magic));
+      return run.magic == 0
+                 ? unit
+                 : static_cast<int>(__umulhi(static_cast<std::uint32_t>(unit), run.magic));
     };
     item_products<DownKind>(
         c, run, 0, run.units,
