@@ -24,6 +24,7 @@ using mono::test::Step;
 class IdleExecutor : public mono::Executor {
  public:
   Status prepare(std::span<const mono::StepRow>) override { return {}; }
+  Status prepare_checked(std::span<const mono::StepRow>) override { return {}; }
   Status run_layers(std::int64_t, std::int64_t, const bf16_t*, const bf16_t*, bf16_t*,
                     bf16_t*) override {
     return {};

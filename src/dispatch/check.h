@@ -35,6 +35,7 @@ class CheckedExecutor : public mono::Executor {
                   const mono::ExecutorConfig& config, std::vector<std::int64_t> layer_ids = {});
 
   Status prepare(std::span<const mono::StepRow> rows) override;
+  Status prepare_checked(std::span<const mono::StepRow> rows) override { return prepare(rows); }
   // kInternal with the difference in words if there is one; the caches and outputs are then those
   // of the fused executor.
   Status run_layers(std::int64_t first, std::int64_t count, const bf16_t* hidden,

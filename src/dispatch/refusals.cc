@@ -192,7 +192,10 @@ int first_of(const StepFacts& facts, std::index_sequence<kRow...> /*rows*/) {
 std::span<const DeploymentRow> deployment_rows() { return kDeployment; }
 std::span<const StepRowRule> step_rows() { return kStep; }
 
-ML_STEP_CODE int first_refusal(const StepFacts& facts) { return first_of(facts, kStepRows); }
+// Flattened, so that no condition is a function somewhere else.
+ML_STEP_CODE __attribute__((flatten)) int first_refusal(const StepFacts& facts) {
+  return first_of(facts, kStepRows);
+}
 
 std::string_view runner_state_name(RunnerState state) {
   switch (state) {

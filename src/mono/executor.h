@@ -117,7 +117,7 @@ struct StepMemory {
     const void* begin = nullptr;
     std::size_t bytes = 0;  // of each row
   };
-  std::span<const std::byte> fixed;
+  std::span<const std::byte> fixed[2];
   Rows per_row[2];
 };
 
@@ -130,8 +130,9 @@ class Executor {
   // and bound, before anything is changed.
   virtual Status prepare(std::span<const StepRow> rows) = 0;
   // The same for rows that examine_step() has expanded within the limits of this executor's caches:
-  // nothing it found is looked for again.
-  virtual Status prepare_checked(std::span<const StepRow> rows) { return prepare(rows); }
+  // nothing it found is looked for again. (Without a default, which the compiler would guess at
+  // wherever it is called, at the price of a line of memory.)
+  virtual Status prepare_checked(std::span<const StepRow> rows) = 0;
 
   // As long as the executor lives.
   virtual StepMemory step_memory() const { return {}; }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/prefetch.h"
+#include "mono/block_table.h"
 
 namespace monolayer::mono {
 namespace {
@@ -235,7 +236,7 @@ ML_STEP_CODE void Library::ask_for_step(std::int64_t rows) {
   ask_for_step_code();
   const ExpandedStep& next = steps_[1 - current_];
   const std::int64_t taken = std::clamp<std::int64_t>(rows, 0, kMaxRows);
-  ask_for(executor_memory_.fixed.data(), executor_memory_.fixed.size());
+  for (const auto& part : executor_memory_.fixed) ask_for(part.data(), part.size());
   ask_for(executor_virtuals_, kCacheLine);
   ask_for(&next, next.bytes(taken));
   for (const StepMemory::Rows& part : executor_memory_.per_row) {
@@ -269,10 +270,15 @@ ML_STEP_CODE Status Library::prepare_whole(const ml_step& step) {
     return refused_kind(step);
   }
   ExpandedStep& next = steps_[1 - current_];
-  const StepFinding found = examine_step(step, limits_, next);
-  if (!found.none()) [[unlikely]]
-    return step_refusal(step, limits_, next, found);
+  if (!take_step(step, limits_, next)) [[unlikely]]
+    return prepare_examined(step, next);
   return prepare_executor(next);
+}
+
+// A step with padding, or one to refuse.
+ML_REFUSAL_CODE Status Library::prepare_examined(const ml_step& step, ExpandedStep& next) {
+  const StepFinding found = examine_step(step, limits_, next);
+  return found.none() ? prepare_executor(next) : step_refusal(step, limits_, next, found);
 }
 
 ML_STEP_CODE Status Library::prepare_executor(const ExpandedStep& next) {
@@ -439,7 +445,7 @@ ML_REFUSAL_CODE void Library::fail(const Status& why) {
 
 ML_STEP_CODE bool Library::has_storage(std::span<const void* const> pointers) const {
   return usable_ && pointers.size() == storage_.size() &&
-         std::equal(storage_.begin(), storage_.end(), pointers.begin());
+         same_pointers(storage_.data(), pointers.data(), storage_.size());
 }
 
 Status Library::check_storage(std::span<const void* const> pointers) const {

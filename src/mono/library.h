@@ -111,6 +111,7 @@ class Library {
   void fail(const Status& why);
   Status prepare_whole(const ml_step& step);
   Status prepare_older(const ml_step& step);
+  Status prepare_examined(const ml_step& step, ExpandedStep& next);
   Status prepare_executor(const ExpandedStep& next);
   Status run_next(std::int64_t count, const ml_tensor& hidden, const ml_tensor& residual,
                   LibraryOutput& out);

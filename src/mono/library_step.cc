@@ -47,7 +47,7 @@ CacheSide side_of(const ml_step& step, const StepLimits& limits, bool index, std
           width, index ? limits.index_blocks : limits.blocks};
 }
 
-ML_STEP_CODE Fault check_table(const CacheSide& side, std::int64_t length) {
+Fault check_table(const CacheSide& side, std::int64_t length) {
   const std::int64_t used = blocks_of(length);
   if (used > side.width) return Fault::kTableWidth;
   return blocks_within(side.table, used, side.blocks) ? Fault::kNone : Fault::kTableEntry;
@@ -58,7 +58,7 @@ bool same_check(const CacheSide& a, const CacheSide& b) {
   return a.table == b.table && a.width == b.width && a.blocks == b.blocks;
 }
 
-ML_STEP_CODE Fault check_slot(const CacheSide& side, std::int64_t slot, std::int64_t position) {
+Fault check_slot(const CacheSide& side, std::int64_t slot, std::int64_t position) {
   if (slot >= side.blocks * ML_BLOCK_TOKENS) return Fault::kSlotBeyond;
   return slot == slot_of(side.table, position) ? Fault::kNone : Fault::kSlotElsewhere;
 }
@@ -76,7 +76,7 @@ ML_STEP_CODE Fault check_counts(const ml_step& step) {
   return arrays ? Fault::kNone : Fault::kArrays;
 }
 
-ML_STEP_CODE Finding check_writes(const ExpandedStep& step) {
+Finding check_writes(const ExpandedStep& step) {
   for (std::int64_t i = 1; i < step.count; ++i) {
     const StepRow& row = step.rows[static_cast<std::size_t>(i)];
     if (!row.live) continue;
@@ -97,8 +97,8 @@ ML_STEP_CODE void no_row(ExpandedStep& out, std::int64_t at) {
 }
 
 // The tables of request `r`, and the rest of what its rows need.
-ML_STEP_CODE Finding expand_request(const ml_step& step, const StepLimits& limits, std::int64_t r,
-                                    std::int64_t at, ExpandedStep& out) {
+Finding expand_request(const ml_step& step, const StepLimits& limits, std::int64_t r,
+                       std::int64_t at, ExpandedStep& out) {
   const std::int64_t query = step.query_lens != nullptr ? step.query_lens[r] : step.query_len;
   if (query < 1 || query > ML_MAX_QUERY) return {Fault::kRequestRows, false, r, query};
   if (query > step.token_count - at) return {Fault::kRows, false, r, at + query};
@@ -140,6 +140,22 @@ ML_STEP_CODE Finding expand_request(const ml_step& step, const StepLimits& limit
     }
   }
   return {};
+}
+
+// Slots of all rows, for whoever compares each with each. Slots are below 2^31; -1: no row.
+struct WrittenSlots {
+  std::int32_t main[kMaxRows], index[kMaxRows];
+};
+
+// Each is there once, as itself. Sixteen comparisons at a time are less than the branches they
+// save.
+ML_STEP_CODE bool distinct(const std::int32_t (&slots)[kMaxRows], std::int64_t count) {
+  std::int32_t equal = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int32_t mine = slots[i];
+    for (std::int32_t other : slots) equal += other == mine ? 1 : 0;
+  }
+  return equal == count;
 }
 
 Status refused_arrays(const ml_step& step) {
@@ -185,8 +201,49 @@ Status read_step(const ml_step* step, ml_step& out) {
   return {};
 }
 
-ML_STEP_CODE StepFinding examine_step(const ml_step& step, const StepLimits& limits,
-                                      ExpandedStep& out) {
+ML_STEP_CODE bool take_step(const ml_step& step, const StepLimits& limits, ExpandedStep& out) {
+  if (check_counts(step) != Fault::kNone) return false;
+  const bool one_table = step.main_table == step.index_table &&
+                         step.table_width == step.index_table_width &&
+                         limits.blocks == limits.index_blocks;
+  WrittenSlots written;
+  std::memset(&written, 0xff, sizeof written);
+  out.count = step.token_count;
+  const std::int32_t* main_table = step.main_table;
+  const std::int32_t* index_table = step.index_table;
+  std::int64_t at = 0, misplaced = 0;
+  for (std::int64_t r = 0; r < step.requests; ++r) {
+    const std::int64_t query = step.query_lens != nullptr ? step.query_lens[r] : step.query_len;
+    const std::int64_t length = step.seq_lens[r], used = blocks_of(length);
+    if (query < 1 || query > std::min<std::int64_t>(ML_MAX_QUERY, step.token_count - at) ||
+        length < query || length > limits.max_context || used > step.table_width ||
+        used > step.index_table_width || !blocks_within(main_table, used, limits.blocks) ||
+        (!one_table && !blocks_within(index_table, used, limits.index_blocks))) {
+      return false;
+    }
+    for (std::int64_t position = length - query; position < length; ++position, ++at) {
+      const auto i = static_cast<std::size_t>(at);
+      const std::int64_t main = slot_of(main_table, position);
+      const std::int64_t index = slot_of(index_table, position);
+      misplaced |= (main ^ step.main_slots[at]) | (index ^ step.index_slots[at]);
+      written.main[i] = static_cast<std::int32_t>(main);
+      written.index[i] = static_cast<std::int32_t>(index);
+      out.positions[i] = position;
+      out.rows[i] = {true, static_cast<std::int32_t>(r), position, main_table, index_table, main,
+                     index};
+    }
+    main_table += step.table_width;
+    index_table += step.index_table_width;
+  }
+  const std::int64_t live = at;
+  for (; at < step.token_count; ++at) no_row(out, at);
+  // Rows of one request are at positions of their own.
+  return misplaced == 0 &&
+         (step.requests == 1 || (distinct(written.main, live) && distinct(written.index, live)));
+}
+
+ML_REFUSAL_CODE StepFinding examine_step(const ml_step& step, const StepLimits& limits,
+                                         ExpandedStep& out) {
   const Fault counts = check_counts(step);
   if (counts != Fault::kNone) return {counts, false, 0, 0};
   out.count = step.token_count;
@@ -262,6 +319,7 @@ ML_REFUSAL_CODE Status step_refusal(const ml_step& step, const StepLimits& limit
 }
 
 Status expand_step(const ml_step& step, const StepLimits& limits, ExpandedStep& out) {
+  if (take_step(step, limits, out)) return {};
   const StepFinding found = examine_step(step, limits, out);
   return found.none() ? Status{} : step_refusal(step, limits, out, found);
 }

@@ -33,6 +33,7 @@ class PlantingExecutor : public mono::Executor {
     rows_.assign(rows.begin(), rows.end());
     return inner_->prepare(rows);
   }
+  Status prepare_checked(std::span<const mono::StepRow> rows) override { return prepare(rows); }
   Status run_layers(std::int64_t first, std::int64_t count, const bf16_t* hidden,
                     const bf16_t* residual, bf16_t* hidden_out, bf16_t* residual_out) override {
     ML_RETURN_IF_ERROR(

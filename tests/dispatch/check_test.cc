@@ -23,6 +23,7 @@ class ToyExecutor : public mono::Executor {
     rows_.assign(rows.begin(), rows.end());
     return {};
   }
+  Status prepare_checked(std::span<const mono::StepRow> rows) override { return prepare(rows); }
   Status run_layers(std::int64_t first, std::int64_t, const bf16_t* hidden, const bf16_t* residual,
                     bf16_t* hidden_out, bf16_t* residual_out) override {
     const mono::CacheView& c = caches_[static_cast<std::size_t>(first)];

@@ -56,6 +56,7 @@ class FakeExecutor : public Executor {
     rows_ = rows.size();
     return {};
   }
+  Status prepare_checked(std::span<const StepRow> rows) override { return prepare(rows); }
   Status run_layers(std::int64_t first, std::int64_t count, const bf16_t* hidden,
                     const bf16_t* residual, bf16_t* hidden_out, bf16_t* residual_out) override {
     ++log_.runs;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <random>
+#include <tuple>
 
 #include "mono/library_fixture.h"
 #include "mono/library_step.h"
@@ -192,12 +193,25 @@ bool accepted_by_the_rules(const ml_step& s) {
   return true;
 }
 
+bool same_rows(const ExpandedStep& a, const ExpandedStep& b) {
+  return a.count == b.count &&
+         std::equal(a.rows.begin(), a.rows.begin() + a.count, b.rows.begin(),
+                    [](const StepRow& x, const StepRow& y) {
+                      const auto tied = [](const StepRow& r) {
+                        return std::tie(r.live, r.request, r.position, r.main_table, r.index_table,
+                                        r.main_slot, r.index_slot);
+                      };
+                      return tied(x) == tied(y);
+                    }) &&
+         std::equal(a.positions.begin(), a.positions.begin() + a.count, b.positions.begin());
+}
+
 TEST(LibraryStep, RandomStepsAreTakenExactlyByTheRules) {
   std::mt19937_64 random(3);
   const auto below = [&](std::int64_t n) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
   };
-  int taken = 0, refused = 0;
+  int taken = 0, refused = 0, shortly = 0;
   for (int i = 0; i < 100000; ++i) {
     const std::int64_t requests = 1 + below(4);
     std::vector<std::int32_t> lengths;
@@ -244,9 +258,17 @@ TEST(LibraryStep, RandomStepsAreTakenExactlyByTheRules) {
     const Status status = expand_step(step.md, kLimits, rows);
     ASSERT_EQ(status.ok(), accepted_by_the_rules(step.md)) << i << ": " << status.to_string();
     (status.ok() ? taken : refused) += 1;
+    // The short way takes nothing that the long one refuses, and leaves the same rows.
+    ExpandedStep examined;
+    const bool found_nothing = examine_step(step.md, kLimits, examined).none();
+    ASSERT_EQ(found_nothing, status.ok()) << i;
+    if (!take_step(step.md, kLimits, rows)) continue;
+    ASSERT_TRUE(found_nothing && same_rows(rows, examined)) << i;
+    ++shortly;
   }
   EXPECT_GT(taken, 20000);
   EXPECT_GT(refused, 20000);
+  EXPECT_GT(shortly, 20000);
 }
 
 TEST(LibraryStep, StructSizesAreChecked) {

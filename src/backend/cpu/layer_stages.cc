@@ -140,21 +140,19 @@ void LayerStages::measure() {
 
 Status LayerStages::prepare(std::span<const mono::StepRow> rows) {
   ML_RETURN_IF_ERROR(plan_rows(rows, bounds_, step_plan_, live_));
-  return plan_taken(rows.size());
+  return plans_hold(rows.size()) ? Status{} : plan_anew();
 }
 
-ML_STEP_CODE Status LayerStages::prepare_checked(std::span<const mono::StepRow> rows) {
+ML_STEP_CODE bool LayerStages::take_checked(std::span<const mono::StepRow> rows) {
   take_rows(rows, bounds_.sparse, step_plan_, live_);
-  return plan_taken(rows.size());
+  return plans_hold(rows.size());
 }
 
-ML_STEP_CODE Status LayerStages::plan_taken(std::size_t rows) {
+ML_STEP_CODE bool LayerStages::plans_hold(std::size_t rows) {
   all_rows_ = rows;
-  if (step_plan_.rows() == 0) return {};
+  if (step_plan_.rows() == 0) return true;
   ++step_;
-  if (!same_plans()) [[unlikely]]
-    return plan_anew();
-  return {};
+  return same_plans();
 }
 
 // Keeps what the plans have to be made for.

@@ -42,7 +42,7 @@ class LayerStages : public mono::TaskRunner {
   // What prepare() touches of this object, and beyond it.
   mono::StepMemory step_memory() const {
     const auto* begin = reinterpret_cast<const std::byte*>(&bounds_);
-    return {{begin, reinterpret_cast<const std::byte*>(&config_)},
+    return {{{begin, reinterpret_cast<const std::byte*>(&config_)}, {}},
             {{step_plan_.sequences().data(), sizeof(PlannedSequence)},
              {&step_plan_.row(0), sizeof(PlannedRow)}}};
   }
@@ -50,7 +50,10 @@ class LayerStages : public mono::TaskRunner {
   // Rows of the next step; plans change only where rows cross a page or a block. As
   // mono::Executor::prepare().
   Status prepare(std::span<const mono::StepRow> rows);
-  Status prepare_checked(std::span<const mono::StepRow> rows);
+  // Of rows that were checked. False: they need plan_anew() before they are run.
+  bool take_checked(std::span<const mono::StepRow> rows);
+  // kResourceExhausted: there are no plans then.
+  Status plan_anew();
   const mono::LayerPlan& plan(std::int64_t layer) const { return plans_[kind(layer)].plan; }
   std::int64_t rows() const { return static_cast<std::int64_t>(all_rows_); }
   std::int64_t live_rows() const { return step_plan_.rows(); }
@@ -113,8 +116,7 @@ class LayerStages : public mono::TaskRunner {
   Status make_plans();
   mono::PlanInput plan_input(const Kind& kind);
   bool same_plans();
-  Status plan_taken(std::size_t rows);
-  Status plan_anew();
+  bool plans_hold(std::size_t rows);
   void reserve_scratch();
   void place(const mono::LayerPlan& plan);
 

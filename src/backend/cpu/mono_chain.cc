@@ -62,10 +62,6 @@ ml_cache_spec cache_spec(const m3::ModelConfig& c, const LayerCache& cache, std:
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
 // Without a policy: whatever the library takes.
 class WithinLimits final : public StepDriver {
  public:
@@ -106,7 +102,7 @@ class WithinLimits final : public StepDriver {
 
 }  // namespace
 
-MonoChain::Pool MonoChain::pool_of(const StepContext& step) {
+ML_STEP_CODE MonoChain::Pool MonoChain::pool_of(const StepContext& step) {
   const LayerCache& first = step.cache.layer(0);
   return {first.k, first.pages, first.options};
 }
@@ -193,7 +189,7 @@ Status MonoChain::step(std::span<const StepSequence> sequences, CachePool& cache
   }
   if (rows <= mono::kMaxRows) ask_for_step(rows);
   ask_for(cache.caches().layers.data(), sizeof(LayerCache));
-  asked_seconds_ = seconds_since(before);
+  asking_ = Clock::now() - before;
   return NativeChain::step(sequences, cache, logits, sink);
 }
 
@@ -269,11 +265,14 @@ Status MonoChain::prepare_for(std::span<const StepSequence> largest, CachePool& 
   }
 }
 
+ML_REFUSAL_CODE void MonoChain::widen_tables(std::size_t entries) { tables_.resize(entries); }
+
 // Tables of several sequences side by side; -1 beyond a sequence's blocks, which is never followed.
 // Column by column, since there are more sequences than blocks until contexts are long.
 ML_STEP_CODE const std::int32_t* MonoChain::lay_tables(std::span<const PlannedSequence> sequences,
                                                        std::size_t width) {
-  tables_.resize(width * sequences.size());
+  if (tables_.size() < width * sequences.size()) [[unlikely]]
+    widen_tables(width * sequences.size());
   for (std::size_t i = 0; i < width; ++i) {
     std::int32_t* to = tables_.data() + i;
     for (const PlannedSequence& sequence : sequences) {
@@ -319,7 +318,7 @@ ML_STEP_CODE ml_step MonoChain::library_step(const StepContext& step) {
 
 ML_STEP_CODE Status MonoChain::prepare_step(mono::Library& library, const StepContext& step) {
   Status status = library.prepare_step(library_step(step));
-  prepare_seconds_ = asked_seconds_ + seconds_since(arrived_);
+  preparing_ = Clock::now() - arrived_;
   return status;
 }
 

@@ -29,7 +29,9 @@ class MonoChain : public NativeChain {
   const MonoExecutor* executor();
   // What admitting the last fused step cost: from its decision to its first layer, and asking for
   // the memory of that.
-  double prepare_seconds() const { return prepare_seconds_; }
+  double prepare_seconds() const {
+    return std::chrono::duration<double>(asking_ + preparing_).count();
+  }
   Status close() override;
   Status step(std::span<const StepSequence> sequences, CachePool& cache, std::vector<float>& logits,
               m3::TraceSink* sink) override;
@@ -59,6 +61,7 @@ class MonoChain : public NativeChain {
   Status go_native(const StepContext& step, m3::TraceSink* sink);
   static Pool pool_of(const StepContext& step);
   Status bind(const StepContext& step);
+  void widen_tables(std::size_t entries);
   const std::int32_t* lay_tables(std::span<const PlannedSequence> sequences, std::size_t width);
   ml_step library_step(const StepContext& step);
   Status prepare_step(mono::Library& library, const StepContext& step);
@@ -74,7 +77,7 @@ class MonoChain : public NativeChain {
   Pool bound_;
   std::int64_t generation_ = 0;
   std::chrono::steady_clock::time_point arrived_;
-  double asked_seconds_ = 0, prepare_seconds_ = 0;
+  std::chrono::steady_clock::duration asking_{}, preparing_{};
   StepArrays arrays_{};
   std::vector<std::int32_t> tables_;  // of several sequences
 

@@ -69,15 +69,20 @@ class Mono final : public MonoExecutor {
   Status prepare(std::span<const mono::StepRow> rows) override {
     ML_RETURN_IF_ERROR(usable());
     Status status = stages_.prepare(rows);
-    note_prepared(status);
+    note_prepared(status.ok());
+    if (status.code() == Code::kResourceExhausted) prepared_ = false;
     return status;
   }
 
   ML_STEP_CODE Status prepare_checked(std::span<const mono::StepRow> rows) override {
-    if (closed_ || policy_.poison->raised()) [[unlikely]]
-      return usable();
-    Status status = stages_.prepare_checked(rows);
-    note_prepared(status);
+    Status status;  // one object throughout: moving one costs calls of memcpy()
+    if (closed_ || policy_.poison->raised()) [[unlikely]] {
+      refuse(status);
+    } else if (stages_.take_checked(rows)) [[likely]] {
+      note_prepared(true);
+    } else {
+      plan_anew(status);
+    }
     return status;
   }
 
@@ -85,7 +90,8 @@ class Mono final : public MonoExecutor {
     mono::StepMemory memory = stages_.step_memory();
     const auto* begin =
         reinterpret_cast<const std::byte*>(static_cast<const mono::Executor*>(this));
-    memory.fixed = {begin, memory.fixed.data() + memory.fixed.size()};
+    memory.fixed[0] = {begin, memory.fixed[0].data() + memory.fixed[0].size()};
+    memory.fixed[1] = std::as_bytes(std::span(policy_.poison, 1)).first(sizeof(std::uint32_t));
     return memory;
   }
 
@@ -142,14 +148,17 @@ class Mono final : public MonoExecutor {
  private:
   Deadline deadline() const { return Deadline(options_.timeout); }
 
-  ML_STEP_CODE void note_prepared(const Status& status) {
-    if (status.ok()) [[likely]] {
-      prepared_ = true;
-      begun_ = false;
-      next_layer_ = 0;
-    } else if (status.code() == Code::kResourceExhausted) {
-      prepared_ = false;
-    }
+  __attribute__((always_inline)) void note_prepared(bool ok) {
+    if (!ok) return;
+    prepared_ = true;
+    begun_ = false;
+    next_layer_ = 0;
+  }
+  ML_REFUSAL_CODE void refuse(Status& status) const { status = usable(); }
+  ML_REFUSAL_CODE void plan_anew(Status& status) {
+    status = stages_.plan_anew();
+    note_prepared(status.ok());
+    if (!status.ok()) prepared_ = false;
   }
 
   ML_REFUSAL_CODE Status usable() const {
@@ -253,7 +262,6 @@ class Mono final : public MonoExecutor {
 
   // What prepare() touches, first and together.
   WaitPolicy policy_;
-  Poison own_poison_;
   bool prepared_ = false, begun_ = false, closed_ = false;
   std::int64_t next_layer_ = 0;
   const std::int64_t layers_;
@@ -261,6 +269,7 @@ class Mono final : public MonoExecutor {
   const int workers_;
   LayerStages stages_;
 
+  Poison own_poison_;
   const std::unique_ptr<ThreadTeam> owned_;  // or null
   ThreadTeam* const team_;
   const MonoOptions options_;

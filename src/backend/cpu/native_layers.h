@@ -44,6 +44,7 @@ class NativeLayers : public mono::Executor {
   Status prepare(std::span<const mono::StepRow> rows) override {
     return chain_->prepare_rows(rows);
   }
+  Status prepare_checked(std::span<const mono::StepRow> rows) override { return prepare(rows); }
   Status run_layers(std::int64_t first, std::int64_t count, const bf16_t* hidden,
                     const bf16_t* residual, bf16_t* hidden_out, bf16_t* residual_out) override;
   std::span<const std::int32_t> selections() const override { return chain_->selections(); }
