@@ -2,7 +2,8 @@
 // with the storage's pointers looked at, prepare_step) and of a layer's call, with an executor that
 // does nothing (what the library itself costs) and with the CPU's (its preparation included).
 // Warm: medians of batches. Cold: medians of single calls after several times the last-level cache
-// was read, when an engine has filled in its step's arrays and nothing else.
+// was read, when an engine has filled in its step's arrays and nothing else. bench_step_overhead
+// has the same in decode steps.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include "dispatch/dispatcher.h"
 #include "dispatch/runner.h"
 #include "mono/library_fixture.h"
+#include "stamps.h"
 
 namespace monolayer {
 namespace {
@@ -20,53 +22,6 @@ namespace {
 using mono::test::Deployment;
 using mono::test::FakeBackend;
 using mono::test::Step;
-
-class IdleExecutor : public mono::Executor {
- public:
-  Status prepare(std::span<const mono::StepRow>) override { return {}; }
-  Status prepare_checked(std::span<const mono::StepRow>) override { return {}; }
-  Status run_layers(std::int64_t, std::int64_t, const bf16_t*, const bf16_t*, bf16_t*,
-                    bf16_t*) override {
-    return {};
-  }
-  std::span<const std::int32_t> selections() const override { return {}; }
-  const mono::ExecutorStatistics& statistics() const override { return statistics_; }
-  Status close() override { return {}; }
-
- private:
-  mono::ExecutorStatistics statistics_;
-};
-
-class IdleBackend : public mono::LibraryBackend {
-  class Build : public mono::Construction {
-   public:
-    std::span<const std::string_view> stages() const override { return {}; }
-    Status run(std::size_t) override { return {}; }
-    std::unique_ptr<mono::Executor> finish() override { return std::make_unique<IdleExecutor>(); }
-  };
-
- public:
-  const mono::DeviceTraits& traits() const override { return FakeBackend::cpu_traits(); }
-  Status supports(const mono::ExecutorConfig&) const override { return {}; }
-  std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig,
-                                                const mono::BuildOptions&) override {
-    return std::make_unique<Build>();
-  }
-};
-
-// Median over batches of `each` calls, in microseconds a call.
-template <typename F>
-double median_us(F&& f, int each = 200, int batches = 51) {
-  std::vector<double> times;
-  for (int b = 0; b < batches; ++b) {
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < each; ++i) f();
-    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
-    times.push_back(took.count() / each);
-  }
-  std::nth_element(times.begin(), times.begin() + batches / 2, times.end());
-  return times[static_cast<std::size_t>(batches / 2)];
-}
 
 // Reads several times the last-level cache, so that the next call finds neither its data nor its
 // code there, as after a decode step.
@@ -84,6 +39,75 @@ class Eviction {
   std::vector<std::uint64_t> memory_;
   volatile std::uint64_t sum_ = 0;
 };
+
+// Whether layers read as much, and when they did.
+struct LayerWork {
+  bench::Stamps stamps;
+  Eviction* reads = nullptr;
+};
+
+class IdleExecutor : public mono::Executor {
+ public:
+  explicit IdleExecutor(LayerWork& work) : work_(work) {}
+  Status prepare(std::span<const mono::StepRow>) override { return {}; }
+  Status prepare_checked(std::span<const mono::StepRow>) override { return {}; }
+  BENCH_STAMPS Status run_layers(std::int64_t, std::int64_t, const bf16_t*, const bf16_t*, bf16_t*,
+                                 bf16_t*) override {
+    if (work_.reads == nullptr) return {};
+    work_.stamps.begun = bench::Stamps::Clock::now();
+    work_.reads->run();
+    work_.stamps.ended = bench::Stamps::Clock::now();
+    return {};
+  }
+  std::span<const std::int32_t> selections() const override { return {}; }
+  const mono::ExecutorStatistics& statistics() const override { return statistics_; }
+  Status close() override { return {}; }
+
+ private:
+  LayerWork& work_;
+  mono::ExecutorStatistics statistics_;
+};
+
+class IdleBackend : public mono::LibraryBackend {
+  class Build : public mono::Construction {
+   public:
+    explicit Build(LayerWork& work) : work_(work) {}
+    std::span<const std::string_view> stages() const override { return {}; }
+    Status run(std::size_t) override { return {}; }
+    std::unique_ptr<mono::Executor> finish() override {
+      return std::make_unique<IdleExecutor>(work_);
+    }
+
+   private:
+    LayerWork& work_;
+  };
+
+ public:
+  explicit IdleBackend(LayerWork& work) : work_(work) {}
+  const mono::DeviceTraits& traits() const override { return FakeBackend::cpu_traits(); }
+  Status supports(const mono::ExecutorConfig&) const override { return {}; }
+  std::unique_ptr<mono::Construction> construct(mono::ExecutorConfig,
+                                                const mono::BuildOptions&) override {
+    return std::make_unique<Build>(work_);
+  }
+
+ private:
+  LayerWork& work_;
+};
+
+// Median over batches of `each` calls, in microseconds a call.
+template <typename F>
+double median_us(F&& f, int each = 200, int batches = 51) {
+  std::vector<double> times;
+  for (int b = 0; b < batches; ++b) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < each; ++i) f();
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+    times.push_back(took.count() / each);
+  }
+  std::nth_element(times.begin(), times.begin() + batches / 2, times.end());
+  return times[static_cast<std::size_t>(batches / 2)];
+}
 
 // Median of calls that find nothing in a cache but what `filled` has just written, in microseconds.
 template <typename Fill, typename F>
@@ -113,7 +137,9 @@ struct PrepareOnly : mono::StepPaths {
   Status run_mono(mono::Library& library) override { return library.prepare_step(*step); }
 };
 
-int measure(const char* name, mono::LibraryBackend& backend, bool layers, Eviction& eviction) {
+// `layers`: of an idle executor, else null.
+int measure(const char* name, mono::LibraryBackend& backend, LayerWork* layers,
+            Eviction& eviction) {
   Deployment deployment({0, 1, true, false, ML_BF16});
   deployment.input.context.worker_threads = 1;
   auto made = mono::Library::create(deployment.input, backend, nullptr);
@@ -173,8 +199,9 @@ int measure(const char* name, mono::LibraryBackend& backend, bool layers, Evicti
     std::vector<bf16_t> activations(static_cast<std::size_t>(rows) * 64 + 16);
     ml_tensor x = mono::test::activation(activations.data(), rows, 64);
     ml_tensor positions = mono::test::position_tensor(step.positions);
-    if (layers) {
-      // Three calls a step; what preparing costs is taken off. Cold, the first of them.
+    if (layers != nullptr) {
+      // Three calls a step; what preparing costs is taken off. Cold: after a layer that has read as
+      // much, the next one's way into its run and out of it; and where the caller has read it.
       mono::LibraryOutput out;
       const auto forward = [&](std::int64_t id) {
         count(library.forward_layers(id, 1, x, x, positions, out).ok());
@@ -189,8 +216,20 @@ int measure(const char* name, mono::LibraryBackend& backend, bool layers, Evicti
         x = mono::test::activation(activations.data(), rows, 64);
         positions = mono::test::position_tensor(step.positions);
       };
-      std::printf(", \"layer_call_us\": %.3f, \"cold_layer_call_us\": %.2f",
+      std::printf(", \"layer_call_us\": %.3f, \"cold_first_layer_call_us\": %.2f",
                   (warm - prepare_us) / 3, cold_us(eviction, begin, [&] { forward(3); }));
+      std::vector<double> calls;
+      layers->reads = &eviction;
+      for (int i = 0; i < 50; ++i) {
+        prepare();
+        for (std::int64_t id = 3; id < 6; ++id) {
+          count(bench::stamped_call(library, id, x, x, positions, out, layers->stamps).ok());
+          if (id > 3) calls.push_back(layers->stamps.into_the_run() + layers->stamps.out_of_it());
+        }
+      }
+      layers->reads = nullptr;
+      std::nth_element(calls.begin(), calls.begin() + 50, calls.end());
+      std::printf(", \"cold_layer_call_us\": %.2f", calls[50]);
     }
     std::printf("},\n");
     if (failures != 0) {
@@ -235,10 +274,11 @@ void measure_long_context() {
 }  // namespace monolayer
 
 int main() {
-  monolayer::IdleBackend idle;
+  monolayer::LayerWork work;
+  monolayer::IdleBackend idle(work);
   monolayer::Eviction eviction;
-  const int first = monolayer::measure("idle", idle, true, eviction);
-  const int second = monolayer::measure("cpu", monolayer::api::cpu_backend(), false, eviction);
+  const int first = monolayer::measure("idle", idle, &work, eviction);
+  const int second = monolayer::measure("cpu", monolayer::api::cpu_backend(), nullptr, eviction);
   monolayer::measure_long_context();
   return first + second;
 }

@@ -11,6 +11,7 @@
 
 #include "api/backends.h"
 #include "api/repack.h"
+#include "core/prefetch.h"
 #include "mono/library.h"
 #include "monolayer/monolayer.h"
 #include "tp/group.h"
@@ -55,8 +56,8 @@ std::int32_t abi_code(Code code) {
   return ML_INTERNAL;
 }
 
-std::int32_t report(const Status& status) noexcept {
-  if (status.ok()) return ML_OK;
+// Apart from the calls that went well, whose code is short.
+ML_REFUSAL_CODE std::int32_t report_failure(const Status& status) noexcept {
   try {
     last_error = status.to_string();
   } catch (...) {
@@ -65,9 +66,13 @@ std::int32_t report(const Status& status) noexcept {
   return abi_code(status.code());
 }
 
+inline std::int32_t report(const Status& status) noexcept {
+  return status.ok() ? ML_OK : report_failure(status);
+}
+
 // Runs f() -> Status with everything it may throw turned into a code.
 template <typename F>
-std::int32_t guarded(F&& f) noexcept {
+__attribute__((always_inline)) inline std::int32_t guarded(F&& f) noexcept {
   try {
     return report(f());
   } catch (const std::bad_alloc&) {
@@ -129,9 +134,10 @@ Status create(std::uint32_t abi_version, const ml_model* model, const ml_layer_s
   return {};
 }
 
-Status forward(ml_mono* mono, std::int32_t first, std::int32_t count, const ml_tensor* hidden,
-               const ml_tensor* residual, const ml_tensor* positions, ml_tensor* hidden_out,
-               ml_tensor* residual_out) {
+ML_LAYER_CODE Status forward(ml_mono* mono, std::int32_t first, std::int32_t count,
+                             const ml_tensor* hidden, const ml_tensor* residual,
+                             const ml_tensor* positions, ml_tensor* hidden_out,
+                             ml_tensor* residual_out) {
   if (mono == nullptr) return null("mono");
   if (hidden == nullptr) return null("hidden");
   if (residual == nullptr) return null("residual");
@@ -261,7 +267,7 @@ int32_t ml_mono_create(uint32_t abi_version, const ml_model* model, const ml_lay
   });
 }
 
-int32_t ml_mono_prepare_step(ml_mono* mono, const ml_step* step) {
+ML_STEP_CODE int32_t ml_mono_prepare_step(ml_mono* mono, const ml_step* step) {
   return api::guarded([&]() -> Status {
     if (mono == nullptr) return api::null("mono");
     if (step == nullptr) return api::null("step");
@@ -269,17 +275,19 @@ int32_t ml_mono_prepare_step(ml_mono* mono, const ml_step* step) {
   });
 }
 
-int32_t ml_mono_forward_layer(ml_mono* mono, int32_t layer_id, const ml_tensor* hidden,
-                              const ml_tensor* residual, const ml_tensor* positions,
-                              ml_tensor* hidden_out, ml_tensor* residual_out) {
+ML_LAYER_CODE int32_t ml_mono_forward_layer(ml_mono* mono, int32_t layer_id,
+                                            const ml_tensor* hidden, const ml_tensor* residual,
+                                            const ml_tensor* positions, ml_tensor* hidden_out,
+                                            ml_tensor* residual_out) {
   return api::guarded([&] {
     return api::forward(mono, layer_id, 1, hidden, residual, positions, hidden_out, residual_out);
   });
 }
 
-int32_t ml_mono_forward_layers(ml_mono* mono, int32_t first, int32_t count, const ml_tensor* hidden,
-                               const ml_tensor* residual, const ml_tensor* positions,
-                               ml_tensor* hidden_out, ml_tensor* residual_out) {
+ML_LAYER_CODE int32_t ml_mono_forward_layers(ml_mono* mono, int32_t first, int32_t count,
+                                             const ml_tensor* hidden, const ml_tensor* residual,
+                                             const ml_tensor* positions, ml_tensor* hidden_out,
+                                             ml_tensor* residual_out) {
   return api::guarded([&] {
     return api::forward(mono, first, count, hidden, residual, positions, hidden_out, residual_out);
   });

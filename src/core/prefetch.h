@@ -7,6 +7,16 @@
 #include <cstdint>
 #include <cstring>
 
+// The linker names where a section begins and ends if its name is a C identifier.
+extern "C" {
+// NOLINTBEGIN(bugprone-reserved-identifier)
+#define ML_HIDDEN __attribute__((weak, visibility("hidden"))) extern
+ML_HIDDEN const char __start_monolayer_step[], __stop_monolayer_step[];
+ML_HIDDEN const char __start_monolayer_layer[], __stop_monolayer_layer[];
+#undef ML_HIDDEN
+// NOLINTEND(bugprone-reserved-identifier)
+}
+
 namespace monolayer {
 
 inline constexpr std::size_t kCacheLine = 64;
@@ -16,6 +26,15 @@ __attribute__((always_inline)) inline void ask_for(const void* at, std::size_t b
   const auto end = reinterpret_cast<std::uintptr_t>(at) + bytes;
   for (std::uintptr_t line = begin; line < end; line += kCacheLine) {
     __builtin_prefetch(reinterpret_cast<const void*>(line));
+  }
+}
+
+// So many lines from that of `at` on, without a loop and without arithmetic.
+template <std::size_t kLines>
+__attribute__((always_inline)) inline void ask_for_lines(const void* at) {
+#pragma GCC unroll 8
+  for (std::size_t i = 0; i < kLines; ++i) {
+    __builtin_prefetch(static_cast<const char*>(at) + i * kCacheLine);
   }
 }
 
@@ -35,7 +54,13 @@ inline const void* virtuals_of(const void* object) {
 #define ML_REFUSAL_CODE __attribute__((cold, noinline))
 
 // Asks for all of them.
-void ask_for_step_code();
-void ask_for_layer_code();
+__attribute__((always_inline)) inline void ask_for_step_code() {
+  ask_for(__start_monolayer_step,
+          static_cast<std::size_t>(__stop_monolayer_step - __start_monolayer_step));
+}
+__attribute__((always_inline)) inline void ask_for_layer_code() {
+  ask_for(__start_monolayer_layer,
+          static_cast<std::size_t>(__stop_monolayer_layer - __start_monolayer_layer));
+}
 
 }  // namespace monolayer

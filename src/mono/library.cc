@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -148,14 +149,11 @@ Result<std::unique_ptr<Library>> Library::create(LibraryInput input, LibraryBack
   library->limits_ = {config.caches.front().blocks, config.caches.front().index_blocks,
                       config.max_context};
   for (const LayerInput& layer : input.layers) library->layer_ids_.push_back(layer.spec.layer_id);
-  library->host_addressable_ = traits.host_addressable;
-  library->device_type_ = traits.device_type;
-  library->device_index_ = input.context.device_index;
-  library->activation_layout_ = traits.activation_layouts.front();
-  library->hidden_size_ = config.shape.hidden_size;
-  library->activation_alignment_ = traits.activation_alignment;
+  library->first_id_ = library->layer_ids_.front();
+  library->hidden_size_ = static_cast<std::int32_t>(config.shape.hidden_size);
   const BuildOptions build{input.context.worker_threads, options.timeout};
   library->input_ = std::move(input);
+  library->take_traits(traits);
   // From here to the end nothing of this object outlives a failure: closed_ keeps the destructor
   // from speaking of leaks.
   library->closed_ = true;
@@ -287,6 +285,7 @@ ML_STEP_CODE Status Library::prepare_executor(const ExpandedStep& next) {
     current_ = 1 - current_;
     prepared_ = true;
     next_layer_ = 0;
+    next_id_ = first_id_;
   }
   return status;
 }
@@ -340,32 +339,76 @@ ML_REFUSAL_CODE Status Library::check_positions(const ml_tensor& positions) cons
   return {};
 }
 
-// Tensors as nearly every caller has them, contiguous in the preferred layout, are taken at a look;
-// of all others check_tensor() says whether they are, and why not.
-ML_LAYER_CODE bool Library::usual(const ml_tensor& tensor, std::int32_t dtype,
-                                  std::int32_t rank) const {
-  const auto unit = static_cast<std::uintptr_t>(dtype == ML_I64 ? 8 : activation_alignment_);
-  return tensor.size == sizeof(ml_tensor) && tensor.data != nullptr && tensor.dtype == dtype &&
-         tensor.rank == rank && tensor.layout == activation_layout_ &&
-         tensor.device_type == device_type_ && tensor.device_index == device_index_ &&
-         tensor.strides[rank - 1] == 1 && reinterpret_cast<std::uintptr_t>(tensor.data) % unit == 0;
+// Tensors as nearly every caller has them, contiguous in the preferred layout, are taken at a look,
+// which is a few words compared at once; of all others check_tensor() says whether they are, and
+// why not.
+namespace {
+
+// What stands before the data: size and type, layout and device, its number and the rank.
+using TensorHead = std::array<std::uint64_t, 3>;
+
+__attribute__((always_inline)) inline TensorHead head_of(const ml_tensor& tensor) {
+  TensorHead head;
+  static_assert(offsetof(ml_tensor, data) == sizeof head);
+  std::memcpy(&head, &tensor, sizeof head);
+  return head;
 }
 
-ML_LAYER_CODE bool Library::usual_rows(const ml_tensor& tensor) const {
-  return usual(tensor, ML_BF16, 2) && tensor.shape[0] == step().count &&
-         tensor.shape[1] == hidden_size_ && tensor.strides[0] == hidden_size_;
+__attribute__((always_inline)) inline std::uint64_t pair_of(std::uint32_t first,
+                                                            std::uint32_t second) {
+  return std::bit_cast<std::uint64_t>(std::array{first, second});
 }
 
-ML_LAYER_CODE bool Library::usual_positions(const ml_tensor& positions) const {
-  const ExpandedStep& now = step();
-  if (!usual(positions, ML_I64, 1) || positions.shape[0] < now.count) return false;
+__attribute__((always_inline)) inline std::uint64_t differences(std::int64_t a, std::int64_t b) {
+  return static_cast<std::uint64_t>(a ^ b);
+}
+
+// Of an address: bits that must not be set, or no address at all.
+__attribute__((always_inline)) inline std::uint64_t misplaced(const void* data,
+                                                              std::uint64_t mask) {
+  return (reinterpret_cast<std::uintptr_t>(data) & mask) | (data == nullptr ? 1U : 0U);
+}
+
+}  // namespace
+
+void Library::take_traits(const DeviceTraits& traits) {
+  ml_tensor rows = ML_TENSOR_INIT;
+  rows.dtype = ML_BF16;
+  rows.layout = traits.activation_layouts.front();
+  rows.device_type = traits.device_type;
+  rows.device_index = input_.context.device_index;
+  rows.rank = 2;
+  usual_head_ = head_of(rows);
+  activation_mask_ = static_cast<std::uint32_t>(traits.activation_alignment - 1);
+  host_addressable_ = traits.host_addressable;
+}
+
+ML_LAYER_CODE __attribute__((noinline)) std::uint64_t Library::unusual_rows(
+    const ml_tensor& tensor, std::int64_t rows) const {
+  const TensorHead head = head_of(tensor);
+  return (head[0] ^ usual_head_[0]) | (head[1] ^ usual_head_[1]) | (head[2] ^ usual_head_[2]) |
+         misplaced(tensor.data, activation_mask_) | differences(tensor.shape[0], rows) |
+         differences(tensor.shape[1], hidden_size_) | differences(tensor.strides[0], hidden_size_) |
+         differences(tensor.strides[1], 1);
+}
+
+__attribute__((always_inline)) inline bool Library::usual_positions(const ml_tensor& positions,
+                                                                    const ExpandedStep& now) const {
+  const TensorHead head = head_of(positions);
+  const std::uint64_t unusual =
+      (head[0] ^ pair_of(sizeof(ml_tensor), ML_I64)) | (head[1] ^ usual_head_[1]) |
+      (head[2] ^ usual_head_[2] ^ pair_of(0, 1 ^ 2)) | differences(positions.strides[0], 1) |
+      misplaced(positions.data, sizeof(std::int64_t) - 1);
+  if (unusual != 0 || positions.shape[0] < now.count) [[unlikely]]
+    return false;
   if (!host_addressable_) return true;
   const auto* values = static_cast<const std::int64_t*>(positions.data);
+  std::int64_t other = 0;
   for (std::int64_t i = 0; i < now.count; ++i) {
     const std::int64_t expected = now.positions[static_cast<std::size_t>(i)];
-    if (expected >= 0 && values[i] != expected) return false;
+    other |= (values[i] ^ expected) & ~(expected >> 63);  // -1: any
   }
-  return true;
+  return other == 0;
 }
 
 ML_REFUSAL_CODE Status Library::refused_order(std::int64_t first, std::int64_t count) const {
@@ -388,28 +431,74 @@ ML_REFUSAL_CODE Status Library::refused_order(std::int64_t first, std::int64_t c
   return {Code::kFailedPrecondition, "layer " + to_string(first), "out of order: " + expected};
 }
 
+// What a layer's call touches, by addresses that are at hand: none is looked up for it.
+struct Library::LayerMemory {
+  const Library* library;
+  const ExpandedStep* step;
+  const void *executor, *virtuals, *ids, *positions;
+  __attribute__((always_inline)) void ask() const {
+    ask_for_layer_code();
+    ask_for_lines<2>(&library->executor_);
+    ask_for_lines<3>(step);  // up to its rows
+    ask_for_lines<1>(executor);
+    ask_for_lines<1>(virtuals);
+    ask_for_lines<1>(ids);
+    ask_for_lines<2>(positions);
+  }
+  // After a call the six addresses are read from the stack. (The compiler would rather keep what it
+  // made of them, a line of stack more for each few.)
+  __attribute__((always_inline)) void ask_again() {
+    asm volatile("" : "+m"(*this));
+    ask();
+  }
+};
+
+__attribute__((always_inline)) inline Library::LayerMemory Library::layer_memory(
+    const ml_tensor& positions) const {
+  return {this,
+          &step(),
+          executor_.get(),
+          executor_virtuals_,
+          layer_ids_.data() + next_layer_ + 1,
+          positions.data};
+}
+
+// The layers read more than the caches hold. So all that a call changes it changes before they run
+// (a failure is final), and what is left to do then is to ask for what the next call touches, while
+// its caller is still on the way.
+__attribute__((always_inline)) inline Status Library::run_next(LayerMemory memory,
+                                                               std::int64_t count,
+                                                               const ml_tensor& hidden,
+                                                               const ml_tensor& residual,
+                                                               LibraryOutput& out) {
+  const auto first = static_cast<std::int64_t>(next_layer_);
+  next_layer_ += static_cast<std::size_t>(count);
+  next_id_ = next_layer_ < layer_ids_.size() ? layer_ids_[next_layer_] : -1;
+  out = outputs_[next_buffer_++ & 1U];
+  Status ran =
+      executor_->run_layers(first, count, static_cast<const bf16_t*>(hidden.data),
+                            static_cast<const bf16_t*>(residual.data), out.hidden, out.residual);
+  memory.ask_again();
+  if (!ran.ok()) [[unlikely]]
+    fail(ran);
+  return ran;
+}
+
 ML_LAYER_CODE Status Library::forward_layers(std::int64_t first, std::int64_t count,
                                              const ml_tensor& hidden, const ml_tensor& residual,
                                              const ml_tensor& positions, LibraryOutput& out) {
-  ask_for(&executor_, static_cast<std::size_t>(reinterpret_cast<const char*>(&steps_) -
-                                               reinterpret_cast<const char*>(&executor_)));
-  ask_for_layer_code();
-  ask_for(positions.data, kCacheLine);
-  ask_for(&step(), step().bytes(0));
-  ask_for(layer_ids_.data() + next_layer_, sizeof layer_ids_.front());
-  ask_for(executor_.get(), kCacheLine);
-  ask_for(executor_virtuals_, kCacheLine);
+  const LayerMemory memory = layer_memory(positions);
+  memory.ask();
   if (!usable_) [[unlikely]]
     return refused_call("forward_layers");
-  if (!prepared_ || next_layer_ >= layer_ids_.size() || layer_ids_[next_layer_] != first ||
-      count < 1 || static_cast<std::uint64_t>(count) > layer_ids_.size() - next_layer_)
-      [[unlikely]] {
+  if (first != next_id_ || count < 1 || count > layers_left()) [[unlikely]]
     return refused_order(first, count);
-  }
-  if (!usual_rows(hidden) || !usual_rows(residual) || !usual_positions(positions)) [[unlikely]] {
+  const std::int64_t rows = memory.step->count;
+  if ((unusual_rows(hidden, rows) | unusual_rows(residual, rows)) != 0 ||
+      !usual_positions(positions, *memory.step)) [[unlikely]] {
     return run_unusual(count, hidden, residual, positions, out);
   }
-  return run_next(count, hidden, residual, out);
+  return run_next(memory, count, hidden, residual, out);
 }
 
 ML_REFUSAL_CODE Status Library::run_unusual(std::int64_t count, const ml_tensor& hidden,
@@ -418,23 +507,7 @@ ML_REFUSAL_CODE Status Library::run_unusual(std::int64_t count, const ml_tensor&
   ML_RETURN_IF_ERROR(check_rows("hidden", hidden));
   ML_RETURN_IF_ERROR(check_rows("residual", residual));
   ML_RETURN_IF_ERROR(check_positions(positions));
-  return run_next(count, hidden, residual, out);
-}
-
-ML_LAYER_CODE Status Library::run_next(std::int64_t count, const ml_tensor& hidden,
-                                       const ml_tensor& residual, LibraryOutput& out) {
-  const LibraryOutput& target = outputs_[next_buffer_ & 1U];
-  Status ran = executor_->run_layers(
-      static_cast<std::int64_t>(next_layer_), count, static_cast<const bf16_t*>(hidden.data),
-      static_cast<const bf16_t*>(residual.data), target.hidden, target.residual);
-  if (ran.ok()) {
-    ++next_buffer_;
-    next_layer_ += static_cast<std::size_t>(count);
-    out = target;
-  } else {
-    fail(ran);
-  }
-  return ran;
+  return run_next(layer_memory(positions), count, hidden, residual, out);
 }
 
 ML_REFUSAL_CODE void Library::fail(const Status& why) {

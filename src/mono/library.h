@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/prefetch.h"
 #include "core/status.h"
 #include "mono/executor.h"
 #include "mono/library_spec.h"
@@ -113,31 +114,42 @@ class Library {
   Status prepare_older(const ml_step& step);
   Status prepare_examined(const ml_step& step, ExpandedStep& next);
   Status prepare_executor(const ExpandedStep& next);
-  Status run_next(std::int64_t count, const ml_tensor& hidden, const ml_tensor& residual,
-                  LibraryOutput& out);
+  struct LayerMemory;
+  Status run_next(LayerMemory memory, std::int64_t count, const ml_tensor& hidden,
+                  const ml_tensor& residual, LibraryOutput& out);
   Status run_unusual(std::int64_t count, const ml_tensor& hidden, const ml_tensor& residual,
                      const ml_tensor& positions, LibraryOutput& out);
   Status check_rows(const char* name, const ml_tensor& tensor) const;
   Status check_positions(const ml_tensor& positions) const;
-  bool usual(const ml_tensor& tensor, std::int32_t dtype, std::int32_t rank) const;
-  bool usual_rows(const ml_tensor& tensor) const;
-  bool usual_positions(const ml_tensor& tensor) const;
+  void take_traits(const DeviceTraits& traits);
+  LayerMemory layer_memory(const ml_tensor& positions) const;
+  std::uint64_t unusual_rows(const ml_tensor& tensor, std::int64_t rows) const;  // 0: usual
+  bool usual_positions(const ml_tensor& tensor, const ExpandedStep& now) const;
   void log(const std::string& line) const;
 
-  // What a step touches, first and together.
-  std::unique_ptr<Executor> executor_;
-  StepMemory executor_memory_;
+  std::int64_t layers_left() const {
+    return prepared_ ? static_cast<std::int64_t>(layer_ids_.size() - next_layer_) : 0;
+  }
+
+  // What a layer's call touches, in as few lines as it takes; then what a step touches beside it.
+  alignas(kCacheLine) std::unique_ptr<Executor> executor_;
   const void* executor_virtuals_ = nullptr;
-  StepLimits limits_;
-  bool usable_ = false;  // built, not closed, nothing failed
-  bool asked_ = false;   // for the next step's memory
-  bool prepared_ = false, host_addressable_ = true;
-  unsigned current_ = 0, next_buffer_ = 0;
   std::size_t next_layer_ = 0;           // index into the specs
-  std::vector<std::int64_t> layer_ids_;  // of the specs
+  std::vector<std::int32_t> layer_ids_;  // of the specs
+  unsigned current_ = 0, next_buffer_ = 0;
+  bool usable_ = false;  // built, not closed, nothing failed
+  bool prepared_ = false, host_addressable_ = true;
+  bool asked_ = false;         // for the next step's memory
+  std::int32_t next_id_ = -1;  // of the layer that comes next, -1: none
+  // The second line.
   LibraryOutput outputs_[2];
-  std::int32_t device_type_ = 0, device_index_ = 0, activation_layout_ = 0;
-  std::int64_t activation_alignment_ = 1, hidden_size_ = 0;
+  std::array<std::uint64_t, 3> usual_head_{};  // of an activation
+  std::int32_t hidden_size_ = 0;
+  std::uint32_t activation_mask_ = 0;  // its alignment - 1
+  // Of a step.
+  std::int32_t first_id_ = -1;  // of the layers
+  StepMemory executor_memory_;
+  StepLimits limits_;
   std::array<ExpandedStep, 2> steps_;  // the prepared one, and room for the next
 
   LibraryInput input_;

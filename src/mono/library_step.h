@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/prefetch.h"
 #include "core/status.h"
 #include "mono/executor.h"
 #include "monolayer/monolayer.h"
@@ -17,7 +18,7 @@ struct StepLimits {
 };
 
 // The rows of a step, in a place of its own so that a refused step leaves the last one alone.
-struct ExpandedStep {
+struct alignas(kCacheLine) ExpandedStep {
   std::int64_t count = 0;
   std::array<std::int64_t, kMaxRows> positions;  // of the rows, -1 where one is not live
   std::array<StepRow, kMaxRows> rows;
