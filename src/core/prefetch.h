@@ -29,12 +29,13 @@ __attribute__((always_inline)) inline void ask_for(const void* at, std::size_t b
   }
 }
 
-// So many lines from that of `at` on, without a loop and without arithmetic.
+// So many lines from that of `at` on, without a loop. Any address will do.
 template <std::size_t kLines>
 __attribute__((always_inline)) inline void ask_for_lines(const void* at) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(at);
 #pragma GCC unroll 8
   for (std::size_t i = 0; i < kLines; ++i) {
-    __builtin_prefetch(static_cast<const char*>(at) + i * kCacheLine);
+    __builtin_prefetch(reinterpret_cast<const void*>(begin + i * kCacheLine));
   }
 }
 
