@@ -147,8 +147,9 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
   }
   state = run<row_down_stage>(state);
   mark_end(l, kDown);
-  sync();
-  return shared().abort == 0;
+  // One answer for all warps: one that is ahead may give up in the next layer before another one
+  // has looked.
+  return !sync_or(shared().abort != 0);
 }
 #else
 // One sparse layer of the fused kernel; false once the block gave up. Blocks without work in a

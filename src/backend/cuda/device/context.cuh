@@ -123,6 +123,17 @@ __device__ __forceinline__ void sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 __device__ __forceinline__ void sync(const Context&) { sync(); }
+// The same, and whether any thread said so.
+__device__ __forceinline__ bool sync_or(bool own) {
+  std::uint32_t any = 0;
+  asm volatile(
+      "{.reg .pred p, q; setp.ne.u32 q, %1, 0; barrier.red.or.pred p, 1, %2, q; selp.u32 %0, 1, 0, "
+      "p;}"
+      : "=r"(any)
+      : "r"(own ? 1U : 0U), "n"(kThreads)
+      : "memory");
+  return any != 0;
+}
 
 __device__ __forceinline__ void wrap_slot(int slots, int& slot, std::uint32_t& wraps) {
   while (slot >= slots) {
