@@ -51,6 +51,10 @@ class DigitsMXFP4 {
     }
   };
 
+  struct Watch {
+    HWY_INLINE bool Redo() const { return false; }
+  };
+
   HWY_INLINE DigitsMXFP4() {}
 
   // Appends `chunks` chunks of a permuted activation. False if it is too long.
@@ -73,13 +77,13 @@ class DigitsMXFP4 {
   // sums[2r + part] of row r continue over `chunks` appended chunks from `chunk` on, and the rows
   // advance; xp is the activation as it was appended.
   template <int kR>
-  HWY_INLINE unsigned Accumulate(const Constants& constants, Row* rows, std::int64_t chunk,
-                                 std::int64_t chunks, std::int64_t ahead, const float* xp,
-                                 VF* HWY_RESTRICT sums) const {
+  HWY_INLINE void Accumulate(const Constants& constants, Row* rows, std::int64_t chunk,
+                             std::int64_t chunks, std::int64_t ahead, const float* xp,
+                             VF* HWY_RESTRICT sums, Watch* /*watch*/) const {
     const Part* part = parts_ + chunk * 2;
     for (std::int64_t c = 0; c < chunks; ++c) {
 #pragma GCC unroll 8
-      for (int r = 0; r < kR; ++r) __builtin_prefetch(rows[r].data + ahead, 0, 2);
+      for (int r = 0; r < kR; ++r) PrefetchRow(rows[r], ahead);
 #pragma GCC unroll 2
       for (int p = 0; p < 2; ++p) {
         VF t[kR];
@@ -106,7 +110,6 @@ class DigitsMXFP4 {
       }
       part += 2;
     }
-    return 0;
   }
 
   // The first step of the tree: lane l + (l + 8).
@@ -131,6 +134,7 @@ class DigitsMXFP4 {
   // xp: eight elements, 16 floats apart, of eight lanes.
   static HWY_INLINE void Lay(const float* xp, Part* part) {
     __m256 total = _mm256_setzero_ps();
+#pragma GCC unroll 8
     for (int e = 0; e < 8; ++e) {
       total = _mm256_add_ps(
           total, _mm256_and_ps(_mm256_loadu_ps(xp + e * 16), _mm256_castsi256_ps(All(0x7fffffff))));
@@ -143,6 +147,7 @@ class DigitsMXFP4 {
     const __m256 inverse = Power(_mm256_sub_epi32(All(277), exponent));
     __m256i m[8];
     __m256i bits = _mm256_setzero_si256();
+#pragma GCC unroll 8
     for (int e = 0; e < 8; ++e) {
       const __m256 scaled = _mm256_mul_ps(_mm256_loadu_ps(xp + e * 16), inverse);
       m[e] = _mm256_cvtps_epi32(scaled);
@@ -161,6 +166,7 @@ class DigitsMXFP4 {
     part->unit = Power(_mm256_add_epi32(_mm256_add_epi32(exponent, All(1)), shared));
     __m256i sum = _mm256_setzero_si256();
     __m256i small = All(-1);
+#pragma GCC unroll 8
     for (int e = 0; e < 8; ++e) {
       m[e] = _mm256_srav_epi32(m[e], shared);
       sum = _mm256_add_epi32(sum, m[e]);
@@ -174,11 +180,11 @@ class DigitsMXFP4 {
     const __m256i middles = All(two ? 128 + (128 << 8) : 128 + (32 << 8) + (128 << 14));
     const __m256i second = All(two ? 255 : 63);
     __m256i bytes[3][2] = {};
+#pragma GCC unroll 8
     for (int e = 0; e < 8; ++e) {
       const __m256i from_zero = _mm256_add_epi32(m[e], middles);
-      const __m128i place = _mm_cvtsi32_si128(e / 2 * 8);
       const auto put = [&](int d, __m256i digit) HWY_ATTR {
-        bytes[d][e % 2] = _mm256_or_si256(bytes[d][e % 2], _mm256_sll_epi32(digit, place));
+        bytes[d][e % 2] = _mm256_or_si256(bytes[d][e % 2], _mm256_slli_epi32(digit, e / 2 * 8));
       };
       put(0, _mm256_and_si256(from_zero, All(255)));
       put(1, _mm256_and_si256(_mm256_srli_epi32(from_zero, 8), second));

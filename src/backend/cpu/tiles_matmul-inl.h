@@ -103,15 +103,16 @@ HWY_INLINE void LaidRowsTimesOne(const Problem<F>& problem, std::int64_t o, cons
   for (int r = 0; r < kR; ++r) rows[r] = problem.At(o + r, 0);
   VF sums[kR * 2];
   for (VF& sum : sums) sum = hn::Zero(DF());
-  const unsigned nan =
-      laid.template Accumulate<kR>(constants, rows, 0, problem.chunks, ahead, xp, sums);
+  typename Laid::Watch watch;
+  laid.template Accumulate<kR>(constants, rows, 0, problem.chunks, ahead, xp, sums, &watch);
+  const bool redo = watch.Redo();
 #pragma GCC unroll 8
   for (int r = 0; r < kR; ++r) {
     const float sum = TreeOfEight(Laid::Fold(sums + r * 2));
-    if (Laid::kExactZeros || sum != 0) {
-      y[r] = problem.Finish(o + r, sum, (nan >> r & 1U) != 0);
-    } else {
+    if (HWY_UNLIKELY(redo || (!Laid::kExactZeros && sum == 0))) {
       RowsTimesOne<F, 1>(problem, o + r, xp, y + r);
+    } else {
+      y[r] = problem.Finish(o + r, sum, false);
     }
   }
 }

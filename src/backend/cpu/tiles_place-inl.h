@@ -19,6 +19,12 @@ namespace monolayer::cpu::HWY_NAMESPACE {
 // Columns of the longest activation that is laid out anew for a product.
 constexpr std::int64_t kMostFastColumns = 16384;
 
+// Far ahead into the second-level cache, and close by into the first.
+HWY_INLINE void PrefetchRow(const Row& row, std::int64_t ahead) {
+  __builtin_prefetch(row.data + ahead, 0, 2);
+  __builtin_prefetch(row.data + 512, 0, 3);
+}
+
 // Whether this processor multiplies subnormal numbers as fast as others. Some do (AMD's Zen),
 // others take an assist of a hundred cycles or more. The answer decides about speed alone.
 HWY_NOINLINE bool MeasureSubnormals() {
@@ -57,7 +63,27 @@ class PlacedE4M3 {
   static constexpr int kRows = 4;
   static constexpr bool kExactZeros = true;
 
-  struct Constants {};
+  struct Constants {
+    __m256i field;  // of a code in a float32
+    __m256i low;    // the low byte of a word, sign extended, times 16
+    HWY_INLINE Constants()
+        : field(_mm256_set1_epi32(static_cast<int>(0x87f00000U))), low(_mm256_set1_epi16(16)) {}
+  };
+
+  // NaN codes among all the rows of a group.
+  class Watch {
+   public:
+    HWY_INLINE Watch() : largest_(_mm256_setzero_si256()) {}
+    HWY_INLINE void Note(__m256i words) {
+      largest_ = _mm256_max_epu8(largest_, _mm256_and_si256(words, _mm256_set1_epi8(0x7f)));
+    }
+    HWY_INLINE bool Redo() const {
+      return _mm256_movemask_epi8(_mm256_cmpeq_epi8(largest_, _mm256_set1_epi8(0x7f))) != 0;
+    }
+
+   private:
+    __m256i largest_;
+  };
 
   HWY_INLINE PlacedE4M3() {}
 
@@ -95,26 +121,23 @@ class PlacedE4M3 {
   HWY_INLINE bool Worthwhile() const { return true; }
 
   // sums[2r] and sums[2r + 1], the even and the odd lanes of row r, continue over `chunks` chunks
-  // whose activation begins at `chunk`, and the rows advance. Returns a bit per row: whether a NaN
-  // code was seen.
+  // whose activation begins at `chunk`, and the rows advance.
   template <int kR>
-  HWY_INLINE unsigned Accumulate(const Constants& /*constants*/, Row* rows, std::int64_t chunk,
-                                 std::int64_t chunks, std::int64_t ahead, const float* /*xp*/,
-                                 VF* HWY_RESTRICT sums) const {
-    const __m256i field = _mm256_set1_epi32(static_cast<int>(0x87f00000U));
+  HWY_INLINE void Accumulate(const Constants& constants, Row* rows, std::int64_t chunk,
+                             std::int64_t chunks, std::int64_t ahead, const float* /*xp*/,
+                             VF* HWY_RESTRICT sums, Watch* watch) const {
     const float* HWY_RESTRICT x = x_ + chunk * 32;
-    NaNCodes codes[kR];
     const auto place = [&](__m256i bits) HWY_ATTR {
-      return VF{_mm256_castsi256_ps(_mm256_and_si256(bits, field))};
+      return VF{_mm256_castsi256_ps(_mm256_and_si256(bits, constants.field))};
     };
     for (std::int64_t c = 0; c < chunks; ++c) {
 #pragma GCC unroll 8
       for (int r = 0; r < kR; ++r) {
-        __builtin_prefetch(rows[r].data + ahead, 0, 2);
+        PrefetchRow(rows[r], ahead);
         const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[r].data));
-        const __m256i first = _mm256_srai_epi16(_mm256_slli_epi16(words, 8), 4);
+        const __m256i first = _mm256_maddubs_epi16(constants.low, words);
         const __m256i second = _mm256_srai_epi16(words, 4);
-        codes[r].Note(rows[r].data);
+        watch->Note(words);
         const auto add = [&](int lanes, __m256i bits, int at) HWY_ATTR {
           VF& sum = sums[r * 2 + lanes];
           sum = hn::MulAdd(place(bits), hn::Load(DF(), x + at), sum);
@@ -127,12 +150,6 @@ class PlacedE4M3 {
       }
       x += 32;
     }
-    unsigned nan = 0;
-#pragma GCC unroll 8
-    for (int r = 0; r < kR; ++r) {
-      if (codes[r].Any()) nan |= 1U << r;
-    }
-    return nan;
   }
 
   // The first step of the tree: lane l + (l + 8), of the true sums.

@@ -105,8 +105,8 @@ HWY_INLINE void SplitRows(const Problem<F>& problem, std::int64_t o, const Split
 }
 
 #if HWY_TARGET == HWY_AVX2
-// The same without tails, from activations laid out anew.
-template <Format F, int kR, class Laid>
+// The same without tails, from activations laid out anew. kSingle: each part is one chunk.
+template <Format F, int kR, bool kSingle, class Laid>
 HWY_INLINE void LaidSplitRows(const Problem<F>& problem, std::int64_t o, const SplitParts& parts,
                               const Laid& laid, const typename Laid::Constants& constants,
                               std::int64_t ahead, std::int64_t y_stride, float* HWY_RESTRICT y) {
@@ -114,42 +114,61 @@ HWY_INLINE void LaidSplitRows(const Problem<F>& problem, std::int64_t o, const S
   Row rows[kR];
 #pragma GCC unroll 8
   for (int r = 0; r < kR; ++r) rows[r] = problem.At(o + r, 0);
-  std::uint64_t nan[kR] = {};
+  typename Laid::Watch watch;
   std::int64_t chunk = 0;
   for (std::int64_t j = 0; j < parts.count; ++j) {
     const SplitParts::Part& part = parts.part[j];
     VF sums[kR * 2];
 #pragma GCC unroll 8
     for (int i = 0; i < kR * 2; ++i) sums[i] = hn::Zero(DF());
-    const unsigned found =
-        laid.template Accumulate<kR>(constants, rows, chunk, part.chunks, ahead, part.x, sums);
-    chunk += part.chunks;
+    const std::int64_t chunks = kSingle ? 1 : part.chunks;
+    laid.template Accumulate<kR>(constants, rows, chunk, chunks, ahead, part.x, sums, &watch);
+    chunk += chunks;
 #pragma GCC unroll 8
     for (int r = 0; r < kR; ++r) {
       _mm256_store_ps(folded + (r * 8 + j) * kFolded, Laid::Fold(sums + r * 2));
-      if constexpr (Shape<F>::kHasNaNCodes) nan[r] |= std::uint64_t{found >> r & 1U} << j;
     }
   }
+  const bool redo = watch.Redo();
 #pragma GCC unroll 8
   for (int r = 0; r < kR; ++r) {
     alignas(32) float outputs[8];
     EightTrees(folded + r * 8 * kFolded, outputs);
-    float* out = y + r * y_stride;
     const __m256 all = _mm256_load_ps(outputs);
-    if constexpr (!Laid::kExactZeros) {
-      const int zeros = _mm256_movemask_ps(_mm256_cmp_ps(all, _mm256_setzero_ps(), _CMP_EQ_OQ));
-      if (HWY_UNLIKELY((zeros & ((1 << parts.count) - 1)) != 0)) {
-        SplitRows<F, 1, false>(problem, o + r, parts, y_stride, out);
-        continue;
-      }
+    const int zeros = _mm256_movemask_ps(_mm256_cmp_ps(all, _mm256_setzero_ps(), _CMP_EQ_OQ));
+    float* out = y + r * y_stride;
+    if (HWY_UNLIKELY(redo || (!Laid::kExactZeros && (zeros & ((1 << parts.count) - 1)) != 0))) {
+      SplitRows<F, 1, false>(problem, o + r, parts, y_stride, out);
+      continue;
     }
-    if (!Shape<F>::kHasNaNCodes && parts.count == 8) {
-      _mm256_storeu_ps(out, all);
+    if (parts.count == 8) {
+      const bool factors = F == Format::kE4M3 && problem.w.scales != nullptr;
+      const auto factor = [&]() HWY_ATTR {
+        return _mm256_set1_ps(problem.Finish(o + r, 1.0F, false));
+      };
+      _mm256_storeu_ps(out, factors ? _mm256_mul_ps(all, factor()) : all);
       continue;
     }
     for (std::int64_t j = 0; j < parts.count; ++j) {
-      out[j] = problem.Finish(o + r, outputs[j], (nan[r] >> j & 1U) != 0);
+      out[j] = problem.Finish(o + r, outputs[j], false);
     }
+  }
+}
+
+template <Format F, bool kSingle, class Laid>
+HWY_NOINLINE void LaidSplitAll(const Problem<F>& problem, std::int64_t row_begin,
+                               std::int64_t row_end, const SplitParts& parts, const Laid& laid,
+                               std::int64_t y_stride, float* y) {
+  const typename Laid::Constants constants;
+  const std::int64_t ahead = Ahead<Laid::kRows>(problem.w);
+  std::int64_t o = row_begin;
+  for (; o + Laid::kRows <= row_end; o += Laid::kRows) {
+    LaidSplitRows<F, Laid::kRows, kSingle>(problem, o, parts, laid, constants, ahead, y_stride,
+                                           y + (o - row_begin) * y_stride);
+  }
+  for (; o < row_end; ++o) {
+    LaidSplitRows<F, 1, kSingle>(problem, o, parts, laid, constants, ahead, y_stride,
+                                 y + (o - row_begin) * y_stride);
   }
 }
 
@@ -158,21 +177,19 @@ template <Format F, class Laid>
 HWY_NOINLINE bool LaidSplit(const Problem<F>& problem, std::int64_t row_begin, std::int64_t row_end,
                             const SplitParts& parts, std::int64_t y_stride, float* y) {
   Laid laid;
+  bool single = F == Format::kMXFP4;
   for (std::int64_t j = 0; j < parts.count; ++j) {
     if (!laid.Append(parts.part[j].x, parts.part[j].chunks)) return false;
+    single = single && parts.part[j].chunks == 1;
   }
   if (!laid.Worthwhile()) return false;
-  const typename Laid::Constants constants;
-  const std::int64_t ahead = Ahead<Laid::kRows>(problem.w);
-  std::int64_t o = row_begin;
-  for (; o + Laid::kRows <= row_end; o += Laid::kRows) {
-    LaidSplitRows<F, Laid::kRows>(problem, o, parts, laid, constants, ahead, y_stride,
-                                  y + (o - row_begin) * y_stride);
+  if constexpr (F == Format::kMXFP4) {
+    if (single) {
+      LaidSplitAll<F, true>(problem, row_begin, row_end, parts, laid, y_stride, y);
+      return true;
+    }
   }
-  for (; o < row_end; ++o) {
-    LaidSplitRows<F, 1>(problem, o, parts, laid, constants, ahead, y_stride,
-                        y + (o - row_begin) * y_stride);
-  }
+  LaidSplitAll<F, false>(problem, row_begin, row_end, parts, laid, y_stride, y);
   return true;
 }
 #endif
