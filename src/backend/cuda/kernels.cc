@@ -53,13 +53,6 @@ int shared_memory(const Params& params) {
 }
 
 cudaError_t prepare_kernels(int shared_limit) {
-  int device = 0;
-  int reserved = 0;
-  cudaError_t asked = cudaGetDevice(&device);
-  if (asked == cudaSuccess)
-    asked = cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, device);
-  if (asked != cudaSuccess) return asked;
-  if (reserved != static_cast<int>(kSharedBase)) return cudaErrorNotSupported;
   for (const KernelSet* set :
        {&any_kernels(), &m3_kernels_1(), &m3_kernels_4(), &m3_kernels_8(), &m3_kernels_16()}) {
     for (int i = 0; i <= kStages; ++i) {

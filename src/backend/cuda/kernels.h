@@ -8,8 +8,9 @@
 
 namespace monolayer::cuda {
 
-// Sets x_bytes, slots and in_flight for `rows` rows of activations of `row_bytes` each (staged,
-// with padding) beside `fixed_x_bytes` that every step needs; false if they do not fit.
+// Sets x_bytes, slots and what else divides shared memory and its copies for `rows` rows of
+// activations of `row_bytes` each (staged, with padding) beside `fixed_x_bytes` that every step
+// needs; false if they do not fit.
 bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, Params& params);
 // Dynamic shared memory of a launch with these parameters.
 int shared_memory(const Params& params);

@@ -31,6 +31,13 @@ Status Chain::open_device() {
   ML_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   blocks_ = processors / options_.virtual_ranks;
   ML_CUDA(cudaDeviceGetAttribute(&shared_limit_, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  int reserved = 0;
+  ML_CUDA(cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, device));
+  if (reserved != static_cast<int>(kSharedBase))
+    return {Code::kUnsupported, "device",
+            "the system keeps " + std::to_string(reserved) +
+                " bytes of a block's shared memory, the kernels are made for " +
+                std::to_string(kSharedBase)};
   ML_CUDA(prepare_kernels(shared_limit_));
   ML_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   ML_CUDA(cudaMallocHost(reinterpret_cast<void**>(&host_step_), sizeof(Step)));

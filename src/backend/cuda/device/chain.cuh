@@ -1,6 +1,7 @@
 // The kernel: any run of stages over any run of layers. The native chain launches it once per
 // stage; the fused path launches it once for all layers, cooperatively, with hand-offs between
-// stages. Both run the same stage functions, so both compute the same bits.
+// stages. Both run the same stage functions, so both compute the same bits; but for one row of
+// MiniMax-M3, whose fused kernel has stages of its own (row_*.cuh) that add in the same order.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,15 @@ inline constexpr unsigned kFusedStages = 1U << kQkv | 1U << kHeads | 1U << kAtte
                                          1U << kOutput | 1U << kRouter | 1U << kGateUp |
                                          1U << kDown;
 
+__device__ __forceinline__ void copy_layer(const Layer* layers, int l, Layer& to, int first,
+                                           int count) {
+#pragma unroll 1
+  for (int i = first; i < static_cast<int>(sizeof(Layer) / 8); i += count) {
+    reinterpret_cast<std::uint64_t*>(&to)[i] =
+        __ldg(reinterpret_cast<const unsigned long long*>(layers + l) + i);
+  }
+}
+
 template <unsigned STAGES>
 __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
   constexpr auto has = [](Stage stage) { return (STAGES >> stage & 1U) != 0; };
@@ -30,11 +40,7 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
 #pragma unroll 1
   for (int l = p.first_layer; l < p.last_layer; ++l) {
     __syncwarp();
-#pragma unroll 1
-    for (int i = lane; i < static_cast<int>(sizeof(Layer) / 8); i += 32) {
-      reinterpret_cast<std::uint64_t*>(&s.feed_layer)[i] =
-          __ldg(reinterpret_cast<const unsigned long long*>(p.layers + l) + i);
-    }
+    copy_layer(p.layers, l, s.feed_layer, lane, 32);
     __syncwarp();
     if (!feed.alive) break;
     const Layer& layer = s.feed_layer;
@@ -52,15 +58,6 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
   }
   if (has(kHead)) feed_share(feed, p.lm_head, s.step.logit_rows);
   drain();
-}
-
-__device__ __forceinline__ void copy_layer(const Layer* layers, int l, Layer& to, int first,
-                                           int count) {
-#pragma unroll 1
-  for (int i = first; i < static_cast<int>(sizeof(Layer) / 8); i += count) {
-    reinterpret_cast<std::uint64_t*>(&to)[i] =
-        __ldg(reinterpret_cast<const unsigned long long*>(layers + l) + i);
-  }
 }
 
 // Of several ranks in one launch: which one this block belongs to.
@@ -89,25 +86,6 @@ __device__ STAGE_INLINE State run(State state) {
   Context c = open_context(state);
   STAGE(c);
   return c;
-}
-// By one warp: the next layer's description, and what it will read.
-__device__ __forceinline__ void fetch_next_layer(Context& c) {
-  const int next = layer_of(c) + 1;
-  if (c.warp != kWarps - 1 || next >= c.p.last_layer) return;
-  Layer& layer = c.s.layers[c.layers_done + 1 & 1];
-  copy_layer(c.p.layers, next, layer, c.lane, 32);
-  __syncwarp();
-  prefetch_layer(c, layer);
-}
-__device__ __forceinline__ void heads_and_next(Context& c) {
-  heads_stage(c);
-  fetch_next_layer(c);
-}
-__device__ __forceinline__ void input_norm_stage(Context& c) {
-  norm_rows(c, c.layer().qkv, c.p.hidden, c.layer().input_norm);
-}
-__device__ __forceinline__ void post_norm_stage(Context& c) {
-  norm_rows(c, c.layer().router, c.p.middle, c.layer().post_norm);
 }
 #if MONOLAYER_KERNELS_ROWS == 1
 // One sparse layer of the fused kernel for one row, whose stages wait for words; false once the
@@ -152,6 +130,25 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
   return !sync_or(shared().abort != 0);
 }
 #else
+// By one warp: the next layer's description, and what it will read.
+__device__ __forceinline__ void fetch_next_layer(Context& c) {
+  const int next = layer_of(c) + 1;
+  if (c.warp != kWarps - 1 || next >= c.p.last_layer) return;
+  Layer& layer = c.s.layers[c.layers_done + 1 & 1];
+  copy_layer(c.p.layers, next, layer, c.lane, 32);
+  __syncwarp();
+  prefetch_layer(c, layer);
+}
+__device__ __forceinline__ void heads_and_next(Context& c) {
+  heads_stage(c);
+  fetch_next_layer(c);
+}
+__device__ __forceinline__ void input_norm_stage(Context& c) {
+  norm_rows(c, c.layer().qkv, c.p.hidden, c.layer().input_norm);
+}
+__device__ __forceinline__ void post_norm_stage(Context& c) {
+  norm_rows(c, c.layer().router, c.p.middle, c.layer().post_norm);
+}
 // One sparse layer of the fused kernel; false once the block gave up. Blocks without work in a
 // stage neither wait for what it reads nor arrive.
 __device__ __forceinline__ bool fused_layer(State& state, int l) {

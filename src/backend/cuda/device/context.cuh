@@ -51,7 +51,7 @@ struct Shared {
 inline constexpr int kFixedBytes = (static_cast<int>(sizeof(Shared)) + 127) / 128 * 128;
 
 // All dynamic shared memory of a block: Shared, the ring, the activations, the sums. By its
-// address, a constant of the architecture (kSharedBase, which prepare_kernels() and every launch
+// address, a constant of the architecture (kSharedBase, which the chain and every launch
 // compare): by name the compiler asks the hardware which block of a cluster this is at every use,
 // and waits for the answer.
 extern __shared__ __align__(128) unsigned char named_memory[];

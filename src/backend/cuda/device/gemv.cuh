@@ -39,7 +39,7 @@ __device__ __forceinline__ T value_at(int offset) {
   return *reinterpret_cast<const T*>(memory() + offset);
 }
 
-// What a lane needs of one tile, fetched one tile ahead of its use.
+// What a lane needs of one tile, fetched before its use: one tile ahead, E4M3 four.
 struct TileMXFP4 {
   uint4 w, b0, b1;
   std::uint32_t scales;
@@ -251,6 +251,7 @@ __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, 
     std::uint32_t own_wraps = wraps;
     wrap_slot(slots, own, own_wraps);
     there = __ballot_sync(0xFFFFFFFFU, landed(own, own_wraps)) & 15U;
+    __syncwarp();  // what a lane has seen land is there for all
   }
   if constexpr (FORMAT >= 0) format = static_cast<Format>(FORMAT);
   const int planes = format == Format::kF32 ? 3 : 1;

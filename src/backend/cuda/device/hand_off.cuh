@@ -1,5 +1,6 @@
-// Hand-offs between blocks of the fused kernel: every stage has a counter of the blocks that have
-// finished it. Counters only grow, a layer adds the same number each time.
+// Hand-offs between blocks of the fused kernels that count: every stage has a counter of the blocks
+// that have finished it (in the one for one row, which hands over words, only the scores of steps
+// of more than 65,536 tokens). Counters only grow, a layer adds the same number each time.
 #pragma once
 
 #include "backend/cuda/device/give_up.cuh"
@@ -73,8 +74,8 @@ __device__ __noinline__ bool wait_for(int layer, int stage, int next) {
     }
     stamp(stage == kDown ? layer + 1 : layer, next, 0);
   }
-  sync();
-  return s.abort == 0;
+  // One answer for all warps: another wait may give up before the last one has looked.
+  return !sync_or(s.abort != 0);
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

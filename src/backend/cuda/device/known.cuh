@@ -1,7 +1,8 @@
 // What is known of a model when its kernels are compiled. The kernels are compiled once for any
 // shape and once for MiniMax-M3's (FP8 caches, FP8 projections, MXFP4 experts): there
 // most index arithmetic and every choice of format disappears, and with it the code that would have
-// to be fetched again in every layer. Both are the same source and compute the same bits.
+// to be fetched again in every layer. Both are the same source, but for the fused kernel of one
+// row, and compute the same bits.
 #pragma once
 
 #include "backend/cuda/m3_shape.h"
@@ -21,9 +22,6 @@ inline constexpr bool kM3 = MONOLAYER_KERNELS_M3;
 inline constexpr int kMostRows = MONOLAYER_KERNELS_ROWS;
 inline constexpr bool kOneRow = kMostRows == 1;
 inline constexpr bool kOnePass = kMostRows <= kColumns;
-// Blocks of the fused kernel for one row hand over words (device/words.cuh) instead of counting
-// arrivals.
-inline constexpr bool kByWords = kM3 && kOneRow;
 
 __device__ __forceinline__ int rows_of(const StepRows& s) { return kOneRow ? 1 : s.rows; }
 // Row of a task, of which every row has `per_row`.

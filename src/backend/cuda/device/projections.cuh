@@ -149,7 +149,7 @@ __device__ __forceinline__ void head_stage(Context& c) {
 }
 
 // Asks the second-level cache for what the next layer reads apart from weights: norms, factors of
-// rows, this block's share of the index keys. A line a lane; by one warp, long before its use.
+// rows. A line a lane; by one warp, long before its use.
 __device__ __forceinline__ void prefetch_layer(const Context& c, const Layer& layer) {
   constexpr int kLine = 128;
   const Shape& s = c.p.shape;

@@ -88,9 +88,12 @@ __device__ __forceinline__ void route_only_row(Context& c, const float* logits, 
 // Where partial logits lie, [part][expert]: behind the staged row.
 inline constexpr int kLogitsBegin = kEarlyBegin;
 static_assert(kLogitsBegin + kRouterParts * kMaxExperts * 4 <= attention_bytes(128, true));
+// Activations of all experts of a row lie there at once: down_groups_of_row() finds a batch.
+static_assert(5 * (3072 * 2 + 64) <= attention_bytes(128, true));
 
 // The routed part of the table, from words of partial logits, handed to the feeding warp: by the
-// eight warps that take no item while the shared expert's eight are worked on.
+// eight warps whose turn for items of the shared expert comes last: on a rank of four they have
+// none.
 __device__ __forceinline__ void route_beside(Context& c) {
   constexpr int kRouting = kWarps / 2;
   const int round = c.p.round;
