@@ -19,6 +19,11 @@ Status read_struct(const T* from, const std::string& subject, std::uint32_t expe
             "size field is " + to_string(size) + ", this library knows structs of up to " +
                 to_string(sizeof(T)) + " bytes"};
   }
+  if (size % alignof(T) != 0) {  // it would end within a field
+    return {
+        Code::kInvalidArgument, subject,
+        "size field is " + to_string(size) + ", must be a multiple of " + to_string(alignof(T))};
+  }
   if (expected != 0 && size != expected) {
     return {Code::kInvalidArgument, subject,
             "size field is " + to_string(size) + ", the first entry of the array has " +

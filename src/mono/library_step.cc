@@ -196,6 +196,10 @@ Status read_step(const ml_step* step, ml_step& out) {
     return bad("size", "is " + to_string(size) + ", this library knows up to " +
                            to_string(sizeof(ml_step)) + " bytes");
   }
+  if (size % alignof(ml_step) != 0) {  // it would end within a pointer
+    return bad("size",
+               "is " + to_string(size) + ", must be a multiple of " + to_string(alignof(ml_step)));
+  }
   out = ml_step{};
   std::memcpy(&out, step, size);
   return {};

@@ -280,6 +280,8 @@ TEST(LibrarySpec, ReadsArraysBySizeField) {
   EXPECT_NE(read(3).status().to_string().find("layers[1]: size field is 16"), std::string::npos);
   layers[0].size = sizeof(ml_layer_spec) + 8;
   EXPECT_NE(read(3).status().to_string().find("layers[0]: size field is"), std::string::npos);
+  layers[0].size = sizeof(ml_layer_spec) - 3;
+  EXPECT_NE(read(3).status().to_string().find("must be a multiple of 8"), std::string::npos);
   EXPECT_FALSE(read_input(nullptr, nullptr, 0, nullptr, 0, nullptr).ok());
 }
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <functional>
 #include <random>
 #include <tuple>
@@ -278,6 +279,13 @@ TEST(LibraryStep, StructSizesAreChecked) {
   step.md.size = sizeof(ml_step) + 8;
   EXPECT_EQ(read_step(&step.md, full).code(), Code::kInvalidArgument);
   EXPECT_EQ(read_step(nullptr, full).code(), Code::kInvalidArgument);
+  // An older struct ends before a field, never within one.
+  step.md.size = offsetof(ml_step, stream);
+  EXPECT_TRUE(read_step(&step.md, full).ok());
+  step.md.size = offsetof(ml_step, index_slots) + 3;
+  const Status cut = read_step(&step.md, full);
+  EXPECT_EQ(cut.code(), Code::kInvalidArgument);
+  EXPECT_NE(cut.message().find("must be a multiple of 8"), std::string::npos) << cut.to_string();
 }
 
 }  // namespace

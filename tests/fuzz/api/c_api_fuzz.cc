@@ -293,9 +293,17 @@ class Fuzz {
     // The arrays are as long as the widths say, and pointers to odd bytes are never taken.
     step.table_width = std::min(step.table_width, 16);
     step.index_table_width = std::min(step.index_table_width, 16);
-    const auto queries_at = reinterpret_cast<std::uintptr_t>(queries);
-    const auto named = reinterpret_cast<std::uintptr_t>(step.query_lens);
-    if (named != 0 && named - queries_at > 2) step.query_lens = queries;
+    // (A null that was changed once more is no address.)
+    const auto near = [](auto*& pointer, auto* array) {
+      const auto at = reinterpret_cast<std::uintptr_t>(pointer);
+      if (at != 0 && at - reinterpret_cast<std::uintptr_t>(array) > 2) pointer = array;
+    };
+    near(step.query_lens, queries);
+    near(step.main_table, table[0]);
+    near(step.index_table, table[1]);
+    near(step.seq_lens, lengths);
+    near(step.main_slots, slots[0]);
+    near(step.index_slots, slots[1]);
     const bool shifted = (reinterpret_cast<std::uintptr_t>(step.main_table) |
                           reinterpret_cast<std::uintptr_t>(step.index_table) |
                           reinterpret_cast<std::uintptr_t>(step.seq_lens) |
