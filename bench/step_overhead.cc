@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "backend/cpu/library_backend.h"
+#include "backend/cpu/library_views.h"
 #include "backend/cpu/mono_chain.h"
 #include "core/dtype.h"
 #include "engine/bench_batch.h"
@@ -116,38 +117,13 @@ class StampedBackend : public mono::LibraryBackend {
   Stamps& stamps_;
 };
 
-ml_tensor tensor(const void* data, std::int32_t dtype, std::int32_t layout,
-                 std::initializer_list<std::int64_t> shape) {
-  ml_tensor t = ML_TENSOR_INIT;
-  t.data = const_cast<void*>(data);  // NOLINT: the interface has one type for both directions
-  t.dtype = dtype;
-  t.layout = layout;
-  t.device_type = ML_DEVICE_CPU;
-  for (const std::int64_t extent : shape) t.shape[t.rank++] = extent;
-  std::int64_t stride = 1;
-  for (int axis = t.rank - 1; axis >= 0; stride *= t.shape[axis--]) t.strides[axis] = stride;
-  return t;
-}
-
 Result<mono::LibraryInput> library_input(const engine::OpenModel& model, engine::NativeRun& run) {
-  const m3::ModelConfig& c = model.config;
-  ML_ASSIGN_OR_RETURN(mono::LibraryInput input, mono::bind_library(c, run.weights(), 0, 1));
+  ML_ASSIGN_OR_RETURN(mono::LibraryInput input,
+                      mono::bind_library(model.config, run.weights(), 0, 1));
   for (const mono::LayerInput& layer : input.layers) {
     const cpu::LayerCache& cache = run.pool().layer(layer.spec.layer_id);
-    const auto pages = [&](const std::byte* data) {
-      return tensor(data, ML_BF16, ML_LAYOUT_PAGES,
-                    {cache.pages, c.num_kv_heads, m3::kPageTokens, c.head_dim});
-    };
-    ml_cache_spec spec{};
-    spec.size = sizeof spec;
-    spec.layer_id = layer.spec.layer_id;
-    spec.k = pages(cache.k);
-    spec.v = pages(cache.v);
-    spec.index = tensor(cache.index, ML_BF16, ML_LAYOUT_PAGES,
-                        {cache.index_pages, m3::kPageTokens, c.index_dim});
-    spec.k_scale = spec.v_scale = spec.index_scale = 1;
-    spec.max_context = cache.pages * m3::kPageTokens;
-    input.caches.push_back(spec);
+    input.caches.push_back(
+        cpu::cache_spec(model.config, cache, layer.spec.layer_id, cache.pages * m3::kPageTokens));
   }
   return input;
 }
@@ -235,9 +211,11 @@ Status measure_library(const engine::OpenModel& model, engine::NativeRun& run, i
         if (i >= 0) prepare.add(Stamps::microseconds(Stamps::Clock::now() - before));
         mono::LibraryOutput now{aligned(first), aligned(zeros)};
         for (const std::int64_t id : ids) {
-          const auto x = tensor(now.hidden, ML_BF16, ML_LAYOUT_ROWS, {rows, hidden});
-          const auto residual = tensor(now.residual, ML_BF16, ML_LAYOUT_ROWS, {rows, hidden});
-          const auto positions = tensor(step.positions.data(), ML_I64, ML_LAYOUT_ROWS, {rows});
+          const auto x = cpu::host_tensor(now.hidden, ML_BF16, ML_LAYOUT_ROWS, {rows, hidden});
+          const auto residual =
+              cpu::host_tensor(now.residual, ML_BF16, ML_LAYOUT_ROWS, {rows, hidden});
+          const auto positions =
+              cpu::host_tensor(step.positions.data(), ML_I64, ML_LAYOUT_ROWS, {rows});
           ML_RETURN_IF_ERROR(
               bench::stamped_call(*library, id, x, residual, positions, now, stamps));
           if (i < 0) continue;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/cpu/index_select.h"
+#include "backend/cpu/library_views.h"
 #include "backend/cpu/step_shape.h"
 #include "core/dtype.h"
 #include "core/prefetch.h"
@@ -21,43 +22,6 @@ std::int64_t context_limit(const m3::ModelConfig& config, const Caches& cache) {
 
 mono::LibraryInput input_or_none(const Result<mono::LibraryInput>& layers) {
   return layers.ok() ? layers.value() : mono::LibraryInput{};
-}
-
-ml_tensor tensor(const void* data, std::int32_t dtype, std::int32_t layout,
-                 std::initializer_list<std::int64_t> shape) {
-  ml_tensor t = ML_TENSOR_INIT;
-  t.data = const_cast<void*>(data);  // NOLINT: the interface has one type for both directions
-  t.dtype = dtype;
-  t.layout = layout;
-  t.device_type = ML_DEVICE_CPU;
-  for (const std::int64_t extent : shape) t.shape[t.rank++] = extent;
-  std::int64_t stride = 1;
-  for (int axis = t.rank - 1; axis >= 0; --axis) {
-    t.strides[axis] = stride;
-    stride *= t.shape[axis];
-  }
-  return t;
-}
-
-ml_cache_spec cache_spec(const m3::ModelConfig& c, const LayerCache& cache, std::int64_t layer,
-                         std::int64_t max_context) {
-  const auto type = [](DType dtype) { return dtype == DType::kE4M3 ? ML_E4M3 : ML_BF16; };
-  const auto pages = [&](const std::byte* data, DType dtype) {
-    return tensor(data, type(dtype), ML_LAYOUT_PAGES,
-                  {cache.pages, c.num_kv_heads, m3::kPageTokens, c.head_dim});
-  };
-  ml_cache_spec spec{};
-  spec.size = sizeof spec;
-  spec.layer_id = static_cast<std::int32_t>(layer);
-  spec.k = pages(cache.k, cache.options.kv);
-  spec.v = pages(cache.v, cache.options.kv);
-  spec.index = tensor(cache.index, type(cache.options.index), ML_LAYOUT_PAGES,
-                      {cache.index_pages, m3::kPageTokens, c.index_dim});
-  spec.k_scale = cache.options.k_scale;
-  spec.v_scale = cache.options.v_scale;
-  spec.index_scale = cache.options.index_scale;
-  spec.max_context = max_context;
-  return spec;
 }
 
 using Clock = std::chrono::steady_clock;
@@ -359,12 +323,12 @@ Status MonoChain::forward(mono::Library& library, const StepContext& step, std::
   // The stream as a whole: -0 is what leaves every value as it is, signed zeros included.
   if (no_residual_.size() < values) no_residual_.resize(values, f32_to_bf16(-0.0F));
   const auto activation = [&](const bf16_t* data) {
-    return tensor(data, ML_BF16, ML_LAYOUT_ROWS, {rows, config_.hidden_size});
+    return host_tensor(data, ML_BF16, ML_LAYOUT_ROWS, {rows, config_.hidden_size});
   };
   mono::LibraryOutput out;
   ML_RETURN_IF_ERROR(library.forward_layers(
       first, count, activation(hidden_.data()), activation(no_residual_.data()),
-      tensor(arrays_.positions.data(), ML_I64, ML_LAYOUT_ROWS, {rows}), out));
+      host_tensor(arrays_.positions.data(), ML_I64, ML_LAYOUT_ROWS, {rows}), out));
   for (std::size_t i = 0; i < values; ++i) {
     act_.hidden.data()[i] = round_bf16(bf16_to_f32(out.residual[i]) + bf16_to_f32(out.hidden[i]));
   }
