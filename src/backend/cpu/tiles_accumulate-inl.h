@@ -22,9 +22,6 @@ constexpr std::int64_t kBlockColumns = 1024;
 constexpr std::int64_t kTileRows = 64;
 constexpr std::int64_t kTileBatch = 16;
 
-// Weights are read at least this far ahead.
-constexpr std::int64_t kAheadBytes = 2048;
-
 template <Format F>
 struct Shape {
   static constexpr bool kMX = F == Format::kMXFP8 || F == Format::kMXFP4;
@@ -45,6 +42,23 @@ struct Shape {
 struct Row {
   const std::uint8_t* data;
   const std::uint8_t* scales;
+};
+
+// What is fetched into the second-level cache ahead of some rows, a line of each a chunk: the rows
+// that come next. Where no bytes lie between rows they are fetched as the one stretch of memory
+// they are, and the processor's own prefetcher joins in, which has more requests under way than
+// prefetch instructions can have: up to a quarter more bytes a second than row beside row.
+struct Ahead {
+  const std::uint8_t* line;
+  std::int64_t row_step;    // from one row's line to the next one's
+  std::int64_t chunk_step;  // from a chunk's lines to the next one's
+
+  template <int kR>
+  HWY_INLINE void Fetch() {
+#pragma GCC unroll 8
+    for (int r = 0; r < kR; ++r) __builtin_prefetch(line + r * row_step, 0, 2);
+    line += chunk_step;
+  }
 };
 
 // Element kElement of kR rows' words, kP parts of each, times kB activations.
@@ -71,7 +85,7 @@ HWY_INLINE void Elements(const Decoder<F>* decoders, const float* HWY_RESTRICT x
 // rows and kB activations; x is [chunk][element][kB][16], for one activation simply as permuted.
 // Returns a bit per row: whether a NaN code was seen.
 template <Format F, int kR, int kP, int kB>
-HWY_INLINE unsigned Accumulate(const Row* rows, std::int64_t chunks, std::int64_t ahead,
+HWY_INLINE unsigned Accumulate(const Row* rows, std::int64_t chunks, Ahead* ahead,
                                const float* HWY_RESTRICT x, VF* HWY_RESTRICT sums) {
   static_assert(kParts % kP == 0);
   using S = Shape<F>;
@@ -86,8 +100,7 @@ HWY_INLINE unsigned Accumulate(const Row* rows, std::int64_t chunks, std::int64_
     scales[r] = rows[r].scales;
   }
   for (std::int64_t c = 0; c < chunks; ++c) {
-#pragma GCC unroll 8
-    for (int r = 0; r < kR; ++r) __builtin_prefetch(data[r] + ahead, 0, 2);
+    ahead->template Fetch<kR>();
 #pragma GCC unroll 8
     for (int first = 0; first < kParts; first += kP) {
       Decoder<F> decoders[kR * kP];
@@ -143,7 +156,8 @@ HWY_INLINE unsigned Accumulate(const Row* rows, std::int64_t chunks, std::int64_
   return nan_rows;
 }
 
-// The same for lanes in memory: acc[r * acc_row + b * 16 + lane].
+// The same for lanes in memory: acc[r * acc_row + b * 16 + lane]; fetches each row itself, `ahead`
+// bytes on.
 template <Format F, int kR, int kP, int kB>
 HWY_INLINE unsigned Block(const Row* rows, std::int64_t chunks, std::int64_t ahead,
                           const float* HWY_RESTRICT x, float* HWY_RESTRICT acc,
@@ -155,7 +169,9 @@ HWY_INLINE unsigned Block(const Row* rows, std::int64_t chunks, std::int64_t ahe
     const int r = i / (kParts * kB);
     sums[i] = hn::LoadU(df, acc + r * acc_row + i % kB * 16 + i / kB % kParts * kN);
   }
-  const unsigned nan = Accumulate<F, kR, kP, kB>(rows, chunks, ahead, x, sums);
+  Ahead fetch{rows[0].data + ahead, kR > 1 ? rows[kR > 1].data - rows[0].data : 0,
+              Shape<F>::kChunkBytes};
+  const unsigned nan = Accumulate<F, kR, kP, kB>(rows, chunks, &fetch, x, sums);
 #pragma GCC unroll 64
   for (int i = 0; i < kR * kParts * kB; ++i) {
     const int r = i / (kParts * kB);

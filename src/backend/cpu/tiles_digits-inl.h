@@ -34,6 +34,7 @@ class DigitsMXFP4 {
   static constexpr std::int64_t kFewestRows = 64;  // below, laying out costs more than it saves
   static constexpr int kRows = 2;
   static constexpr bool kExactZeros = false;
+  static constexpr int kFetchChunks = 1;  // that fill a line
 
   // Stays in its register: compilers build constants anew, and load twice what is used twice.
   static HWY_INLINE void Keep(__m256i& value) { __asm__("" : "+x"(value)); }
@@ -78,12 +79,13 @@ class DigitsMXFP4 {
   // advance; xp is the activation as it was appended.
   template <int kR>
   HWY_INLINE void Accumulate(const Constants& constants, Row* rows, std::int64_t chunk,
-                             std::int64_t chunks, std::int64_t ahead, const float* xp,
+                             std::int64_t chunks, Ahead* ahead, const float* xp,
                              VF* HWY_RESTRICT sums, Watch* /*watch*/) const {
     const Part* part = parts_ + chunk * 2;
     for (std::int64_t c = 0; c < chunks; ++c) {
+      ahead->template Fetch<kR>();
 #pragma GCC unroll 8
-      for (int r = 0; r < kR; ++r) PrefetchRow(rows[r], ahead);
+      for (int r = 0; r < kR; ++r) __builtin_prefetch(rows[r].data + 512, 0, 3);
 #pragma GCC unroll 2
       for (int p = 0; p < 2; ++p) {
         VF t[kR];

@@ -20,12 +20,14 @@ template <Format F>
 struct Problem {
   const Matrix& w;
   std::int64_t col_begin, chunks, tail_columns;
+  bool gapless;  // between rows
 
   HWY_INLINE Problem(const Matrix& matrix, std::int64_t begin, std::int64_t end)
       : w(matrix),
         col_begin(begin),
         chunks((end - begin) / Shape<F>::kChunkColumns),
-        tail_columns((end - begin) % Shape<F>::kChunkColumns) {}
+        tail_columns((end - begin) % Shape<F>::kChunkColumns),
+        gapless(matrix.row_bytes == ColumnBytes<F>(end - begin)) {}
 
   // Row `o` from chunk `c` on.
   HWY_INLINE Row At(std::int64_t o, std::int64_t c) const {
@@ -60,18 +62,28 @@ HWY_INLINE unsigned AddTails(const Row* rows, std::int64_t chunks, std::int64_t 
     Tail<F> tail;
     tail.Fill(last, tail_columns);
     const Row row{tail.data, tail.scales};
-    nan |=
-        Accumulate<F, 1, 1, 1>(&row, 1, 0, xp + chunks * Shape<F>::kChunkColumns, sums + r * kParts)
-        << r;
+    Ahead none{tail.data, 0, 0};
+    nan |= Accumulate<F, 1, 1, 1>(&row, 1, &none, xp + chunks * Shape<F>::kChunkColumns,
+                                  sums + r * kParts)
+           << r;
   }
   return nan;
 }
 
-// How far ahead of kR rows to fetch: whole groups of them, as many as kAheadBytes asks for.
-template <int kR>
-HWY_INLINE std::int64_t Ahead(const Matrix& w) {
-  const std::int64_t group = w.row_bytes * kR;
-  return group >= kAheadBytes ? group : (kAheadBytes + group - 1) / group * group;
+// Weights are fetched at least this far ahead. Where decoding costs little, the farther one was
+// measured to read a twentieth more.
+template <Format F>
+constexpr std::int64_t kAheadBytes = HWY_TARGET == HWY_AVX2&& F == Format::kBF16 ? 32768 : 2048;
+
+// What to fetch while kR rows, the first of them `row`, are used, kChunks chunks at a time: as many
+// whole groups of rows later as kAheadBytes asks for.
+template <Format F, int kR, int kChunks = 1>
+HWY_INLINE Ahead AheadOf(const Problem<F>& problem, const Row& row) {
+  constexpr std::int64_t kBytes = Shape<F>::kChunkBytes * kChunks;
+  const std::int64_t group = problem.w.row_bytes * kR;
+  const std::uint8_t* line = row.data + (kAheadBytes<F> + group - 1) / group * group;
+  if (HWY_TARGET == HWY_AVX2 && problem.gapless) return Ahead{line, kBytes, kBytes * kR};
+  return Ahead{line, problem.w.row_bytes, kBytes};
 }
 
 // kR rows times one activation.
@@ -81,9 +93,8 @@ HWY_INLINE void RowsTimesOne(const Problem<F>& problem, std::int64_t o, const fl
   for (int r = 0; r < kR; ++r) rows[r] = problem.At(o + r, 0);
   VF sums[kR * kParts];
   for (VF& sum : sums) sum = hn::Zero(DF());
-  // The rows after these are fetched meanwhile.
-  unsigned nan = Accumulate<F, kR, Shape<F>::kRowParts, 1>(rows, problem.chunks,
-                                                           Ahead<kR>(problem.w), xp, sums);
+  Ahead ahead = AheadOf<F, kR>(problem, rows[0]);
+  unsigned nan = Accumulate<F, kR, Shape<F>::kRowParts, 1>(rows, problem.chunks, &ahead, xp, sums);
   if (problem.tail_columns != 0) {
     nan |= AddTails<F, kR>(rows, problem.chunks, problem.tail_columns, xp, sums);
   }
@@ -97,14 +108,15 @@ HWY_INLINE void RowsTimesOne(const Problem<F>& problem, std::int64_t o, const fl
 // The same from an activation laid out anew.
 template <Format F, int kR, class Laid>
 HWY_INLINE void LaidRowsTimesOne(const Problem<F>& problem, std::int64_t o, const Laid& laid,
-                                 const typename Laid::Constants& constants, std::int64_t ahead,
-                                 const float* xp, float* y) {
+                                 const typename Laid::Constants& constants, const float* xp,
+                                 float* y) {
   Row rows[kR];
   for (int r = 0; r < kR; ++r) rows[r] = problem.At(o + r, 0);
   VF sums[kR * 2];
   for (VF& sum : sums) sum = hn::Zero(DF());
   typename Laid::Watch watch;
-  laid.template Accumulate<kR>(constants, rows, 0, problem.chunks, ahead, xp, sums, &watch);
+  Ahead ahead = AheadOf<F, kR, Laid::kFetchChunks>(problem, rows[0]);
+  laid.template Accumulate<kR>(constants, rows, 0, problem.chunks, &ahead, xp, sums, &watch);
   const bool redo = watch.Redo();
 #pragma GCC unroll 8
   for (int r = 0; r < kR; ++r) {
@@ -124,13 +136,12 @@ HWY_NOINLINE bool LaidMatmul(const Problem<F>& problem, std::int64_t row_begin,
   Laid laid;
   if (!laid.Append(xp, problem.chunks) || !laid.Worthwhile()) return false;
   const typename Laid::Constants constants;
-  const std::int64_t ahead = Ahead<Laid::kRows>(problem.w);
   std::int64_t o = row_begin;
   for (; o + Laid::kRows <= row_end; o += Laid::kRows) {
-    LaidRowsTimesOne<F, Laid::kRows>(problem, o, laid, constants, ahead, xp, y + (o - row_begin));
+    LaidRowsTimesOne<F, Laid::kRows>(problem, o, laid, constants, xp, y + (o - row_begin));
   }
   for (; o < row_end; ++o)
-    LaidRowsTimesOne<F, 1>(problem, o, laid, constants, ahead, xp, y + (o - row_begin));
+    LaidRowsTimesOne<F, 1>(problem, o, laid, constants, xp, y + (o - row_begin));
   return true;
 }
 #endif

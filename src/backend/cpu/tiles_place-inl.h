@@ -19,12 +19,6 @@ namespace monolayer::cpu::HWY_NAMESPACE {
 // Columns of the longest activation that is laid out anew for a product.
 constexpr std::int64_t kMostFastColumns = 16384;
 
-// Far ahead into the second-level cache, and close by into the first.
-HWY_INLINE void PrefetchRow(const Row& row, std::int64_t ahead) {
-  __builtin_prefetch(row.data + ahead, 0, 2);
-  __builtin_prefetch(row.data + 512, 0, 3);
-}
-
 // Whether this processor multiplies subnormal numbers as fast as others. Some do (AMD's Zen),
 // others take an assist of a hundred cycles or more. The answer decides about speed alone.
 HWY_NOINLINE bool MeasureSubnormals() {
@@ -62,6 +56,7 @@ class PlacedE4M3 {
   static constexpr std::int64_t kFewestRows = 16;  // below, laying out costs more than it saves
   static constexpr int kRows = 4;
   static constexpr bool kExactZeros = true;
+  static constexpr int kFetchChunks = 2;  // that fill a line
 
   struct Constants {
     __m256i field;  // of a code in a float32
@@ -124,16 +119,16 @@ class PlacedE4M3 {
   // whose activation begins at `chunk`, and the rows advance.
   template <int kR>
   HWY_INLINE void Accumulate(const Constants& constants, Row* rows, std::int64_t chunk,
-                             std::int64_t chunks, std::int64_t ahead, const float* /*xp*/,
+                             std::int64_t chunks, Ahead* ahead, const float* /*xp*/,
                              VF* HWY_RESTRICT sums, Watch* watch) const {
     const float* HWY_RESTRICT x = x_ + chunk * 32;
     const auto place = [&](__m256i bits) HWY_ATTR {
       return VF{_mm256_castsi256_ps(_mm256_and_si256(bits, constants.field))};
     };
-    for (std::int64_t c = 0; c < chunks; ++c) {
+    for (std::int64_t c = chunk; c < chunk + chunks; ++c) {
+      if (c % kFetchChunks == 0) ahead->template Fetch<kR>();
 #pragma GCC unroll 8
       for (int r = 0; r < kR; ++r) {
-        PrefetchRow(rows[r], ahead);
         const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[r].data));
         const __m256i first = _mm256_maddubs_epi16(constants.low, words);
         const __m256i second = _mm256_srai_epi16(words, 4);

@@ -70,17 +70,17 @@ HWY_INLINE void SplitRows(const Problem<F>& problem, std::int64_t o, const Split
                           std::int64_t y_stride, float* HWY_RESTRICT y) {
   using S = Shape<F>;
   alignas(64) float folded[kR * 8 * kFolded];
-  const std::int64_t ahead = Ahead<kR>(problem.w);
   Row rows[kR];
 #pragma GCC unroll 8
   for (int r = 0; r < kR; ++r) rows[r] = problem.At(o + r, 0);
+  Ahead ahead = AheadOf<F, kR>(problem, rows[0]);
   std::uint64_t nan[kR] = {};
   for (std::int64_t j = 0; j < parts.count; ++j) {
     const SplitParts::Part& part = parts.part[j];
     VF sums[kR * kParts];
 #pragma GCC unroll 8
     for (int i = 0; i < kR * kParts; ++i) sums[i] = hn::Zero(DF());
-    unsigned found = Accumulate<F, kR, kSplitParts<F>, 1>(rows, part.chunks, ahead, part.x, sums);
+    unsigned found = Accumulate<F, kR, kSplitParts<F>, 1>(rows, part.chunks, &ahead, part.x, sums);
     if constexpr (kTails) {
       if (part.tail_columns != 0) {
         found |= AddTails<F, kR>(rows, part.chunks, part.tail_columns, part.x, sums);
@@ -109,12 +109,13 @@ HWY_INLINE void SplitRows(const Problem<F>& problem, std::int64_t o, const Split
 template <Format F, int kR, bool kSingle, class Laid>
 HWY_INLINE void LaidSplitRows(const Problem<F>& problem, std::int64_t o, const SplitParts& parts,
                               const Laid& laid, const typename Laid::Constants& constants,
-                              std::int64_t ahead, std::int64_t y_stride, float* HWY_RESTRICT y) {
+                              std::int64_t y_stride, float* HWY_RESTRICT y) {
   alignas(64) float folded[kR * 8 * kFolded];
   Row rows[kR];
 #pragma GCC unroll 8
   for (int r = 0; r < kR; ++r) rows[r] = problem.At(o + r, 0);
   typename Laid::Watch watch;
+  Ahead ahead = AheadOf<F, kR, Laid::kFetchChunks>(problem, rows[0]);
   std::int64_t chunk = 0;
   for (std::int64_t j = 0; j < parts.count; ++j) {
     const SplitParts::Part& part = parts.part[j];
@@ -122,7 +123,7 @@ HWY_INLINE void LaidSplitRows(const Problem<F>& problem, std::int64_t o, const S
 #pragma GCC unroll 8
     for (int i = 0; i < kR * 2; ++i) sums[i] = hn::Zero(DF());
     const std::int64_t chunks = kSingle ? 1 : part.chunks;
-    laid.template Accumulate<kR>(constants, rows, chunk, chunks, ahead, part.x, sums, &watch);
+    laid.template Accumulate<kR>(constants, rows, chunk, chunks, &ahead, part.x, sums, &watch);
     chunk += chunks;
 #pragma GCC unroll 8
     for (int r = 0; r < kR; ++r) {
@@ -160,14 +161,13 @@ HWY_NOINLINE void LaidSplitAll(const Problem<F>& problem, std::int64_t row_begin
                                std::int64_t row_end, const SplitParts& parts, const Laid& laid,
                                std::int64_t y_stride, float* y) {
   const typename Laid::Constants constants;
-  const std::int64_t ahead = Ahead<Laid::kRows>(problem.w);
   std::int64_t o = row_begin;
   for (; o + Laid::kRows <= row_end; o += Laid::kRows) {
-    LaidSplitRows<F, Laid::kRows, kSingle>(problem, o, parts, laid, constants, ahead, y_stride,
+    LaidSplitRows<F, Laid::kRows, kSingle>(problem, o, parts, laid, constants, y_stride,
                                            y + (o - row_begin) * y_stride);
   }
   for (; o < row_end; ++o) {
-    LaidSplitRows<F, 1, kSingle>(problem, o, parts, laid, constants, ahead, y_stride,
+    LaidSplitRows<F, 1, kSingle>(problem, o, parts, laid, constants, y_stride,
                                  y + (o - row_begin) * y_stride);
   }
 }
