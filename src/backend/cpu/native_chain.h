@@ -62,6 +62,10 @@ class NativeChain : public Native {
   // f(range, scratch) on every worker with its equal share of [0, total).
   template <typename F>
   void each_share(std::int64_t total, F&& f) {
+    if (total == 1) {  // waking others would take as long as most of what is shared out here
+      f(Range{0, 1}, scratch_[0]);
+      return;
+    }
     team_.each([&](int worker) {
       const Range mine = share(total, worker, team_.size());
       if (!mine.empty()) f(mine, scratch_[static_cast<std::size_t>(worker)]);
@@ -70,6 +74,7 @@ class NativeChain : public Native {
   // f(item, range, scratch) on every worker with its share of a work list.
   template <typename F>
   void each_work(const WorkList& work, F&& f) {
+    if (work.items() == 0) return;
     team_.each([&](int worker) {
       work.each(worker, team_.size(), [&](std::int64_t item, std::int64_t begin, std::int64_t end) {
         f(item, Range{begin, end}, scratch_[static_cast<std::size_t>(worker)]);

@@ -44,18 +44,20 @@ struct SplitLayout {
   std::int64_t size() const { return offset[kParts]; }
 };
 
-// Where column c of a permuted row lies (the inverse of Tiles::permute).
-inline std::int64_t permuted_index(std::int64_t values_a_word, std::int64_t column) {
-  const std::int64_t word = column / values_a_word;
-  const std::int64_t element = column % values_a_word;
-  return (word / kLanes * values_a_word + element) * kLanes + word % kLanes;
+// Where column c of a permuted row lies (the inverse of Tiles::permute). The width of a word is a
+// constant, so that nothing is divided.
+template <std::int64_t kValuesPerWord>
+constexpr std::int64_t permuted_index(std::int64_t column) {
+  const auto c = static_cast<std::uint64_t>(column);
+  constexpr std::uint64_t kValues = kValuesPerWord;
+  const std::uint64_t word = c / kValues;
+  return static_cast<std::int64_t>((word / kLanes * kValues + c % kValues) * kLanes +
+                                   word % kLanes);
 }
 
-// Writes values of columns [begin, end) to their places in `row`. Whoever writes the last column of
-// an eighth also zeroes its padding, so that disjoint ranges may be written by different threads.
-inline void scatter(const SplitLayout& layout, const float* values, std::int64_t begin,
-                    std::int64_t end, float* row) {
-  const std::int64_t per_word = values_per_word(layout.format);
+template <std::int64_t kValuesPerWord>
+void scatter_words(const SplitLayout& layout, const float* values, std::int64_t begin,
+                   std::int64_t end, float* row) {
   const float factor = activation_factor(layout.format);
   for (std::size_t j = 0; j < kParts; ++j) {
     const std::int64_t first = layout.columns.begin[j];
@@ -65,11 +67,27 @@ inline void scatter(const SplitLayout& layout, const float* values, std::int64_t
     if (from >= to) continue;
     float* part = row + layout.offset[j];
     for (std::int64_t c = from; c < to; ++c) {
-      part[permuted_index(per_word, c - first)] = values[c - begin] * factor;
+      part[permuted_index<kValuesPerWord>(c - first)] = values[c - begin] * factor;
     }
     if (to != last) continue;
     const std::int64_t padded = layout.offset[j + 1] - layout.offset[j];
-    for (std::int64_t c = last - first; c < padded; ++c) part[permuted_index(per_word, c)] = 0;
+    for (std::int64_t c = last - first; c < padded; ++c) {
+      part[permuted_index<kValuesPerWord>(c)] = 0;
+    }
+  }
+}
+
+// Writes values of columns [begin, end) to their places in `row`. Whoever writes the last column of
+// an eighth also zeroes its padding, so that disjoint ranges may be written by different threads.
+inline void scatter(const SplitLayout& layout, const float* values, std::int64_t begin,
+                    std::int64_t end, float* row) {
+  switch (values_per_word(layout.format)) {
+    case 1:
+      return scatter_words<1>(layout, values, begin, end, row);
+    case 2:
+      return scatter_words<2>(layout, values, begin, end, row);
+    default:
+      return scatter_words<8>(layout, values, begin, end, row);
   }
 }
 

@@ -31,10 +31,14 @@ struct Shape {
   static constexpr int kChunkBytes = 16 * Decoder<F>::kWordBytes;
   static constexpr int kChunkScales = kMX ? kChunkColumns / 32 : 0;
   // One activation: this many rows and parts of rows at a time, so that their chains of fmas
-  // overlap. With group scales a chain ends with its chunk and two rows are enough.
-  static constexpr int kRows = kMX && kParts > 1                                          ? 2
-                               : F == Format::kBF16 || (F == Format::kE4M3 && kParts > 1) ? 4
-                                                                                          : 3;
+  // overlap. With group scales a chain ends with its chunk and two rows are enough; so are two
+  // where reading takes longer than computing, as they come from memory a tenth faster than four.
+  static constexpr bool kReadBound = F == Format::kBF16 && (HWY_TARGET == HWY_AVX2);
+  static constexpr bool kTwoRows = (kMX && kParts > 1) || kReadBound;
+  static constexpr bool kFourRows = F == Format::kBF16 || (F == Format::kE4M3 && kParts > 1);
+  static constexpr int kRows = kTwoRows ? 2 : kFourRows ? 4 : 3;
+  // Weights are fetched at least this far ahead.
+  static constexpr std::int64_t kAheadBytes = kReadBound ? 32768 : 2048;
   static constexpr int kRowParts = kMX || kHasNaNCodes ? HWY_MIN(kParts, 2) : 1;
 };
 
@@ -101,6 +105,10 @@ HWY_INLINE unsigned Accumulate(const Row* rows, std::int64_t chunks, Ahead* ahea
   }
   for (std::int64_t c = 0; c < chunks; ++c) {
     ahead->template Fetch<kR>();
+    if constexpr (S::kReadBound && kR > 1 && kB == 1) {  // close by too, into the first level
+#pragma GCC unroll 8
+      for (int r = 0; r < kR; ++r) __builtin_prefetch(data[r] + 512, 0, 3);
+    }
 #pragma GCC unroll 8
     for (int first = 0; first < kParts; first += kP) {
       Decoder<F> decoders[kR * kP];

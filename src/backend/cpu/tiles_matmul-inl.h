@@ -70,18 +70,13 @@ HWY_INLINE unsigned AddTails(const Row* rows, std::int64_t chunks, std::int64_t 
   return nan;
 }
 
-// Weights are fetched at least this far ahead. Where decoding costs little, the farther one was
-// measured to read a twentieth more.
-template <Format F>
-constexpr std::int64_t kAheadBytes = HWY_TARGET == HWY_AVX2&& F == Format::kBF16 ? 32768 : 2048;
-
 // What to fetch while kR rows, the first of them `row`, are used, kChunks chunks at a time: as many
-// whole groups of rows later as kAheadBytes asks for.
+// whole groups of rows later as Shape asks for.
 template <Format F, int kR, int kChunks = 1>
 HWY_INLINE Ahead AheadOf(const Problem<F>& problem, const Row& row) {
   constexpr std::int64_t kBytes = Shape<F>::kChunkBytes * kChunks;
   const std::int64_t group = problem.w.row_bytes * kR;
-  const std::uint8_t* line = row.data + (kAheadBytes<F> + group - 1) / group * group;
+  const std::uint8_t* line = row.data + (Shape<F>::kAheadBytes + group - 1) / group * group;
   if (HWY_TARGET == HWY_AVX2 && problem.gapless) return Ahead{line, kBytes, kBytes * kR};
   return Ahead{line, problem.w.row_bytes, kBytes};
 }
