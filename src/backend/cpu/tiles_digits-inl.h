@@ -33,6 +33,7 @@ class DigitsMXFP4 {
  public:
   static constexpr std::int64_t kFewestRows = 64;  // below, laying out costs more than it saves
   static constexpr int kRows = 2;
+  static constexpr int kSplitRows = 4;  // chains of few chunks leave registers to more rows
   static constexpr bool kExactZeros = false;
   static constexpr int kFetchChunks = 1;  // that fill a line
 
@@ -65,7 +66,7 @@ class DigitsMXFP4 {
       for (int p = 0; p < 2; ++p) {
         Part& part = parts_[(chunks_ + c) * 2 + p];
         Lay(xp + c * 128 + p * 8, &part);
-        exact_ += part.digits != 0 ? 1 : 0;
+        exact_ += part.kind != Kind::kInexact ? 1 : 0;
       }
     }
     chunks_ += chunks;
@@ -89,10 +90,12 @@ class DigitsMXFP4 {
 #pragma GCC unroll 2
       for (int p = 0; p < 2; ++p) {
         VF t[kR];
-        if (HWY_LIKELY(part[p].digits == 2)) {
-          Exact<kR, 2>(constants, rows, p * 32, part[p], t);
-        } else if (part[p].digits == 3) {
-          Exact<kR, 3>(constants, rows, p * 32, part[p], t);
+        if (HWY_LIKELY(part[p].kind == Kind::kTwo)) {
+          Exact<kR, Kind::kTwo>(constants, rows, p * 32, part[p], t);
+        } else if (part[p].kind == Kind::kThree) {
+          Exact<kR, Kind::kThree>(constants, rows, p * 32, part[p], t);
+        } else if (part[p].kind == Kind::kWide) {
+          Exact<kR, Kind::kWide>(constants, rows, p * 32, part[p], t);
         } else {
           Decoder<Format::kMXFP4> decoders[kR];
 #pragma GCC unroll 8
@@ -118,11 +121,16 @@ class DigitsMXFP4 {
   static HWY_INLINE __m256 Fold(const VF* sums) { return _mm256_add_ps(sums[0].raw, sums[1].raw); }
 
  private:
+  // Two or three digits and a sum below 2^22, added to the bits of 1.5 * 2^23, which makes it a
+  // float32 without conversion; three and a sum up to 2^24; or lanes that are not exact.
+  enum class Kind : int { kTwo, kThree, kWide, kInexact };
+
   struct alignas(64) Part {
     __m256i digit[3][2];  // a byte per element: even ones (the low nibbles), odd ones
-    __m256i start;        // -12 sum m
+    __m256i start;        // -12 sum m, and the bits of 1.5 * 2^23 unless wide
     __m256 unit;          // of the integer sum
-    int digits;           // 2 or 3; 0 if a lane is not exact
+    __m256 less;          // -1.5 * 2^23 units
+    Kind kind;
   };
 
   static HWY_INLINE __m256i All(int value) { return _mm256_set1_epi32(value); }
@@ -158,7 +166,7 @@ class DigitsMXFP4 {
       bits = _mm256_or_si256(bits, m[e]);
     }
     if (_mm256_movemask_epi8(exact) != -1) {
-      part->digits = 0;
+      part->kind = Kind::kInexact;
       return;
     }
     // Factors of two that all eight share go to the unit.
@@ -167,18 +175,25 @@ class DigitsMXFP4 {
         _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(lowest)), 23), All(127));
     part->unit = Power(_mm256_add_epi32(_mm256_add_epi32(exponent, All(1)), shared));
     __m256i sum = _mm256_setzero_si256();
+    __m256i magnitudes = _mm256_setzero_si256();
     __m256i small = All(-1);
 #pragma GCC unroll 8
     for (int e = 0; e < 8; ++e) {
       m[e] = _mm256_srav_epi32(m[e], shared);
       sum = _mm256_add_epi32(sum, m[e]);
+      magnitudes = _mm256_add_epi32(magnitudes, _mm256_abs_epi32(m[e]));
       small = _mm256_and_si256(
           small, LessOrEqual(_mm256_add_epi32(m[e], All(128 + (128 << 8))), All(0xffff)));
     }
-    part->start = _mm256_mullo_epi32(sum, All(-12));
-    part->digits = _mm256_movemask_epi8(small) == -1 ? 2 : 3;
+    // Neither a sum of 2^22 or more nor a unit whose multiple 1.5 * 2^23 is infinite.
+    const __m256i narrow = _mm256_and_si256(LessOrEqual(magnitudes, All(((1 << 22) - 1) / 12)),
+                                            LessOrEqual(exponent, All(200)));
+    const bool wide = _mm256_movemask_epi8(narrow) != -1;
     // Digits from zero on, of 8 and 8 bits or of 8, 6 and 8, as bytes; then less their middles.
-    const bool two = part->digits == 2;
+    const bool two = !wide && _mm256_movemask_epi8(small) == -1;
+    part->kind = wide ? Kind::kWide : two ? Kind::kTwo : Kind::kThree;
+    part->start = _mm256_add_epi32(_mm256_mullo_epi32(sum, All(-12)), All(wide ? 0 : 0x4b400000));
+    part->less = _mm256_mul_ps(part->unit, _mm256_set1_ps(-0x1.8p23F));
     const __m256i middles = All(two ? 128 + (128 << 8) : 128 + (32 << 8) + (128 << 14));
     const __m256i second = All(two ? 255 : 63);
     __m256i bytes[3][2] = {};
@@ -203,7 +218,7 @@ class DigitsMXFP4 {
   }
 
   // t[r]: the sums of the words at rows[r].data + offset.
-  template <int kR, int kDigits>
+  template <int kR, Kind kKind>
   static HWY_INLINE void Exact(const Constants& constants, const Row* rows, int offset,
                                const Part& part, VF* HWY_RESTRICT t) {
     const __m256i nibble = constants.nibble;
@@ -220,7 +235,7 @@ class DigitsMXFP4 {
       sum[r] = part.start;
     }
 #pragma GCC unroll 4
-    for (int d = 0; d < kDigits; ++d) {
+    for (int d = 0; d < (kKind == Kind::kTwo ? 2 : 3); ++d) {
 #pragma GCC unroll 8
       for (int r = 0; r < kR; ++r) {
         const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(even[r], part.digit[d][0]),
@@ -230,7 +245,9 @@ class DigitsMXFP4 {
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kR; ++r) {
-      t[r] = VF{_mm256_mul_ps(_mm256_cvtepi32_ps(sum[r]), part.unit)};
+      t[r] = kKind == Kind::kWide
+                 ? VF{_mm256_mul_ps(_mm256_cvtepi32_ps(sum[r]), part.unit)}
+                 : VF{_mm256_fmadd_ps(_mm256_castsi256_ps(sum[r]), part.unit, part.less)};
     }
   }
 

@@ -154,8 +154,8 @@ HWY_INLINE void SideBySide(const float* x, std::int64_t x_stride, std::int64_t c
 // Some rows, from `row_of(r)`, times kB activations; returns a bit per row with a NaN code.
 template <Format F, int kB, typename RowOf>
 HWY_INLINE std::uint64_t RowsTimesSome(const RowOf& row_of, std::int64_t rows, std::int64_t chunks,
-                                       std::int64_t ahead, const float* x, float* acc) {
-  constexpr std::int64_t kAccRow = kTileBatch * 16;
+                                       std::int64_t ahead, const float* x, float* acc,
+                                       std::int64_t acc_row) {
   std::uint64_t nan = 0;
   std::int64_t r = 0;
   if constexpr (kBatchRows > 1) {
@@ -163,14 +163,14 @@ HWY_INLINE std::uint64_t RowsTimesSome(const RowOf& row_of, std::int64_t rows, s
       Row pair[kBatchRows];
       for (int i = 0; i < kBatchRows; ++i) pair[i] = row_of.At(r + i);
       const std::uint64_t found = Block<F, kBatchRows, kBatchParts, kB>(
-          pair, chunks, ahead * kBatchRows, x, acc + r * kAccRow, kAccRow);
+          pair, chunks, ahead * kBatchRows, x, acc + r * acc_row, acc_row);
       nan |= found << r;
     }
   }
   for (; r < rows; ++r) {
     const Row row = row_of.At(r);
     const std::uint64_t found =
-        Block<F, 1, kBatchParts, kB>(&row, chunks, ahead, x, acc + r * kAccRow, kAccRow);
+        Block<F, 1, kBatchParts, kB>(&row, chunks, ahead, x, acc + r * acc_row, acc_row);
     nan |= found << r;
   }
   return nan;
@@ -179,16 +179,16 @@ HWY_INLINE std::uint64_t RowsTimesSome(const RowOf& row_of, std::int64_t rows, s
 template <Format F, typename RowOf>
 HWY_INLINE std::uint64_t RowsTimesBatch(const RowOf& row_of, std::int64_t rows, std::int64_t chunks,
                                         std::int64_t ahead, const float* x, std::int64_t batch,
-                                        float* acc) {
+                                        float* acc, std::int64_t acc_row) {
   switch (batch) {
     case 1:
-      return RowsTimesSome<F, 1>(row_of, rows, chunks, ahead, x, acc);
+      return RowsTimesSome<F, 1>(row_of, rows, chunks, ahead, x, acc, acc_row);
     case 2:
-      return RowsTimesSome<F, 2>(row_of, rows, chunks, ahead, x, acc);
+      return RowsTimesSome<F, 2>(row_of, rows, chunks, ahead, x, acc, acc_row);
     case 3:
-      return RowsTimesSome<F, 3>(row_of, rows, chunks, ahead, x, acc);
+      return RowsTimesSome<F, 3>(row_of, rows, chunks, ahead, x, acc, acc_row);
     default:
-      return RowsTimesSome<F, kBatch>(row_of, rows, chunks, ahead, x, acc);
+      return RowsTimesSome<F, kBatch>(row_of, rows, chunks, ahead, x, acc, acc_row);
   }
 }
 
@@ -214,7 +214,8 @@ HWY_NOINLINE void Tile(const Problem<F>& problem, std::int64_t o, std::int64_t r
   static_assert(kTileRows <= 64);
   alignas(64) float acc[kTileRows * kTileBatch * 16];
   alignas(64) float side_by_side[kBatch * kBlockColumns];
-  std::memset(acc, 0, static_cast<std::size_t>(rows * kTileBatch * 16) * sizeof(float));
+  const std::int64_t acc_row = batch * 16;
+  std::memset(acc, 0, static_cast<std::size_t>(rows * acc_row) * sizeof(float));
   std::uint64_t nan = 0;
   for (std::int64_t c = 0; c < problem.chunks; c += kBlockChunks) {
     const std::int64_t chunks = std::min(kBlockChunks, problem.chunks - c);
@@ -224,7 +225,7 @@ HWY_NOINLINE void Tile(const Problem<F>& problem, std::int64_t o, std::int64_t r
       SideBySide(xp + b * x_stride + c * Shape<F>::kChunkColumns, x_stride, count,
                  chunks * Shape<F>::kChunkColumns, side_by_side);
       nan |= RowsTimesBatch<F>(stored, rows, chunks, problem.w.row_bytes, side_by_side, count,
-                               acc + b * 16);
+                               acc + b * 16, acc_row);
     }
   }
   if (problem.tail_columns != 0) {
@@ -236,13 +237,14 @@ HWY_NOINLINE void Tile(const Problem<F>& problem, std::int64_t o, std::int64_t r
       const std::int64_t count = std::min<std::int64_t>(kBatch, batch - b);
       SideBySide(xp + b * x_stride + problem.chunks * Shape<F>::kChunkColumns, x_stride, count,
                  Shape<F>::kChunkColumns, side_by_side);
-      nan |= RowsTimesBatch<F>(TailRows<F>{tails}, rows, 1, 0, side_by_side, count, acc + b * 16);
+      nan |= RowsTimesBatch<F>(TailRows<F>{tails}, rows, 1, 0, side_by_side, count, acc + b * 16,
+                               acc_row);
     }
   }
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t b = 0; b < batch; ++b) {
       y[b * y_stride + r] =
-          problem.Finish(o + r, Tree(acc + (r * kTileBatch + b) * 16), (nan >> r & 1U) != 0);
+          problem.Finish(o + r, Tree(acc + r * acc_row + b * 16), (nan >> r & 1U) != 0);
     }
   }
 }

@@ -55,6 +55,7 @@ class PlacedE4M3 {
  public:
   static constexpr std::int64_t kFewestRows = 16;  // below, laying out costs more than it saves
   static constexpr int kRows = 4;
+  static constexpr int kSplitRows = 4;
   static constexpr bool kExactZeros = true;
   static constexpr int kFetchChunks = 2;  // that fill a line
 

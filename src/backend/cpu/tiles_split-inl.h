@@ -162,9 +162,9 @@ HWY_NOINLINE void LaidSplitAll(const Problem<F>& problem, std::int64_t row_begin
                                std::int64_t y_stride, float* y) {
   const typename Laid::Constants constants;
   std::int64_t o = row_begin;
-  for (; o + Laid::kRows <= row_end; o += Laid::kRows) {
-    LaidSplitRows<F, Laid::kRows, kSingle>(problem, o, parts, laid, constants, y_stride,
-                                           y + (o - row_begin) * y_stride);
+  for (; o + Laid::kSplitRows <= row_end; o += Laid::kSplitRows) {
+    LaidSplitRows<F, Laid::kSplitRows, kSingle>(problem, o, parts, laid, constants, y_stride,
+                                                y + (o - row_begin) * y_stride);
   }
   for (; o < row_end; ++o) {
     LaidSplitRows<F, 1, kSingle>(problem, o, parts, laid, constants, y_stride,
