@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
                                     "--prompt", "hi",           "--quiet", "--temperature",
                                     "0",        "--max-tokens", "1"};
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   posix_spawn_file_actions_t actions;

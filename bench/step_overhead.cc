@@ -35,7 +35,7 @@ constexpr std::int64_t kRows[] = {1, 2, 4, 8, 16};
 constexpr std::int64_t kContext = 128;
 
 double quantile(std::vector<double> values, double q) {
-  const auto at = static_cast<std::ptrdiff_t>(q * static_cast<double>(values.size() - 1) + 0.5);
+  const std::ptrdiff_t at = std::lround(q * static_cast<double>(values.size() - 1));
   std::nth_element(values.begin(), values.begin() + at, values.end());
   return values[static_cast<std::size_t>(at)];
 }

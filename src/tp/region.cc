@@ -49,13 +49,14 @@ Status Group::release(SymmetricRegion& region, const Deadline& deadline) {
   const bool known = found != regions_.end();
   ML_RETURN_IF_ERROR(agree_same(known ? region.id : 0, "symmetric region to release", deadline));
   if (!known) return {Code::kInvalidArgument, "release", "not a region of this group"};
+  const std::uint64_t id = region.id;
   SymmetricRegion held = *found;
   region = {};
   ML_RETURN_IF_ERROR(barrier(deadline));
   unmap_peers(held);
   ML_RETURN_IF_ERROR(barrier(deadline));
-  free_own(held);
-  std::erase_if(regions_, [&](const SymmetricRegion& r) { return r.id == held.id; });
+  free_own(held);  // which forgets its number too
+  std::erase_if(regions_, [&](const SymmetricRegion& r) { return r.id == id; });
   return {};
 }
 

@@ -4,11 +4,13 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
 #include <csignal>
 #include <cstddef>
@@ -347,6 +349,27 @@ TEST_F(Processes, TwoGroupsAtOnceDoNotCollide) {
     waitpid(pid, &state, 0);
     EXPECT_EQ(state, 0);
   }
+}
+
+// What lies where a released region was belongs to somebody else when the group closes.
+TEST_F(Processes, CloseLeavesTheAddressesOfReleasedRegionsAlone) {
+  const auto memory = create_group_memory();
+  ASSERT_TRUE(memory.ok()) << memory.status().to_string();
+  auto group = join_process_group(*memory, 0, 1, Deadline());
+  ASSERT_TRUE(group.ok()) << group.status().to_string();
+  constexpr std::size_t kBytes = 36864;
+  auto region = (*group)->allocate(kBytes);
+  ASSERT_TRUE(region.ok()) << region.status().to_string();
+  std::byte* const at = region->base[0];
+  ASSERT_TRUE((*group)->release(*region).ok());
+  void* const stranger = mmap(at, kBytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  ASSERT_EQ(stranger, at);
+  EXPECT_TRUE((*group)->close().ok());
+  // ENOMEM: nothing is mapped there any more.
+  EXPECT_EQ(msync(stranger, kBytes, MS_ASYNC), 0) << std::strerror(errno);
+  munmap(stranger, kBytes);
+  ::close(*memory);
 }
 
 }  // namespace
