@@ -11,7 +11,7 @@ bool is(const Matrix& m, Format format, int tiles) {
 
 bool is_mlp(const Matrix& gate_up, const Matrix& down) {
   return is(gate_up, Format::kMXFP4, kM3GateUpTiles) && gate_up.parts == 8 &&
-         is(down, Format::kMXFP4, kM3DownTiles);
+         is(down, Format::kMXFP4, kM3DownTiles) && down.span == 2;
 }
 
 std::string refused_size(const Shape& s) {

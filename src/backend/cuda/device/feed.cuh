@@ -151,8 +151,8 @@ __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
     }
     return;
   }
-  down_batches(s.params, layer, s.table, block_of_rank(), blocks_of_rank(),
-               [&](const DownBatch& batch) {
+  down_batches(s.params, layer, s.table, static_cast<int>(threadIdx.x) & 31, block_of_rank(),
+               blocks_of_rank(), [&](const DownBatch& batch) {
 #pragma unroll 1
                  for (int part = 0; part < 2; ++part) {
                    const Run run = batch.run(layer, s.table, part);

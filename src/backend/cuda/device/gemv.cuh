@@ -343,10 +343,80 @@ __device__ __forceinline__ void item_products(Context& c, const Run& run, int be
   c.turn = (c.turn + items) & (round - 1);
 }
 
-// This lane's column: staged row `row`, if `on`.
+// The same for MiniMax-M3's experts, whose items are one copy of twelve tiles: one part of K (gate
+// and up), or two of six tiles (down). x_of(unit): where the activations lie that this lane's
+// column reads, at part 0; what a unit has no such column for may be any staged row, as columns do
+// not mix and its sums are not used.
+template <typename K, typename X, typename S>
+__device__ __forceinline__ void expert_products(Context& c, const Run& run, int begin, int units,
+                                                X&& x_of, S&& store) {
+  constexpr int kTiles = 6;  // of a half of the copy
+  constexpr int kTileBytes = 544;
+  constexpr int kTileColumns = 128;  // bytes of activations that a tile meets
+  static_assert(K::kSpan * K::kTiles == 2 * kTiles && 2 * kTiles * kTileBytes == kSlotBytes);
+  const int items = units << run.log_items;
+  const int mask = (1 << run.log_items) - 1;
+  const int round = c.p.round;
+  const int mine = c.warp < round ? (c.warp - c.turn) & (round - 1) : kWarps;
+#pragma unroll 1
+  for (int base = 0; base < items; base += round) {
+    const int n = min(round, items - base);
+    if (mine < n) {
+      int slot = c.slot + mine;
+      std::uint32_t wraps = c.wraps;
+      wrap_slot(c.slots, slot, wraps);
+      const int item = base + mine;
+      const int unit = begin + (item >> run.log_items);
+      const int part = (item & mask) * K::kSpan;
+      int x = x_of(unit) + part * K::kTiles * kTileColumns;
+      int tile = kFixedBytes + slot * kSlotBytes + c.lane * 16;
+      int scale = kFixedBytes + slot * kSlotBytes + 512 + (c.lane >> 2) * 4;
+      if (!landed(slot, wraps)) wait_landed(slot, wraps);
+      __syncwarp();
+      TileMXFP4 t[2];
+      t[0].fetch(tile, scale, x, 64);
+      float acc[4] = {};
+      float4 first = {};
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int k = 1; k <= kTiles; ++k) {
+          if (k < kTiles || half == 0)
+            t[k & 1].fetch(tile + k * kTileBytes, scale + k * kTileBytes, x + k * kTileColumns, 64);
+          t[(k - 1) & 1].add(acc);
+        }
+        tile += kTiles * kTileBytes;
+        scale += kTiles * kTileBytes;
+        x += kTiles * kTileColumns;
+        if (K::kSpan == 2 && half == 0) {
+          first = {acc[0], acc[1], acc[2], acc[3]};
+          acc[0] = acc[1] = acc[2] = acc[3] = 0;
+        }
+      }
+      __syncwarp();
+      if (c.lane == 0) mbarrier_arrive(&c.s.empty[slot]);
+      const auto scaled = [](float v) { return v * kPostE2M1; };
+      if (K::kSpan == 2) {
+        store(unit, part,
+              float4{scaled(first.x), scaled(first.y), scaled(first.z), scaled(first.w)});
+      }
+      store(unit, part + K::kSpan - 1,
+            float4{scaled(acc[0]), scaled(acc[1]), scaled(acc[2]), scaled(acc[3])});
+    }
+    c.slot += n;
+    wrap_slot(c.slots, c.slot, c.wraps);
+  }
+  c.turn = (c.turn + items) & (round - 1);
+}
+
+// Offset in shared memory of what this lane reads of staged row `row`.
+__device__ __forceinline__ int staged_row(const Context& c, int row_bytes, int row) {
+  return static_cast<int>(c.x - memory()) + row * row_bytes + (c.lane & 3) * 16;
+}
+// This lane's column: that row, if `on`.
 __device__ __forceinline__ Column column(const Context& c, int row_bytes, int row, bool on) {
   if (!on) return {static_cast<int>(c.s.zero - memory()), 0};
-  return {static_cast<int>(c.x - memory()) + row * row_bytes + (c.lane & 3) * 16, 64};
+  return {staged_row(c, row_bytes, row), 64};
 }
 
 // Sums kept until all parts are there: half c.half, entry, row, column.
@@ -370,6 +440,18 @@ __device__ __forceinline__ float add_parts(int parts, float v) {
   return v;
 }
 
+// The same of parts that lie `stride` floats apart, by one thread; of MiniMax-M3's wide matrices 8.
+__device__ __forceinline__ float tree_of_parts(const float* from, int stride, int parts) {
+  float v[8];
+#pragma unroll
+  for (int k = 0; k < 8; ++k) v[k] = k < parts ? from[k * stride] : 0.0F;
+  float sum = v[0];
+  if (parts > 1) sum += v[1];
+  if (parts > 2) sum += v[2] + v[3];
+  if (parts > 4) sum += (v[4] + v[5]) + (v[6] + v[7]);
+  return sum;
+}
+
 // y(row group, row in group, column, sum) for this block's share of the matrix, columns staged in
 // rows 0..columns-1.
 template <typename K, typename F>
@@ -378,7 +460,6 @@ __device__ __forceinline__ void share_product(Context& c, const Matrix& m, int c
   const int own = c.lane >> 2;
   const Run run = share_of(m, c.block, c.blocks);
   const int width = red_columns_of(c.p);
-  const int log_parts = 31 - __clz(parts);
   const int log_width = 31 - __clz(width);
   const Column x = column(c, m.row_bytes, own, own < columns);
 #pragma unroll 1
@@ -390,18 +471,16 @@ __device__ __forceinline__ void share_product(Context& c, const Matrix& m, int c
         [&](int unit, int part, float4 v) { keep_sums(c, red, (unit - first) * parts + part, v); });
     sync(c);
     c.half ^= 1;
-    const int total = count * 16 * width * parts;
+    const int total = count * 16 * width;
 #pragma unroll 1
-    for (int i = c.thread; (i & ~31) < total; i += kThreads) {
-      const int part = i & (parts - 1);
-      const int at = i >> log_parts;
-      const int column_of = at & (width - 1);
-      const int row = at >> log_width & 15;
-      const int group = at >> log_width >> 4;
-      const bool there = i < total && column_of < columns;
-      const float sum = add_parts(
-          parts, there ? red[((group * parts + part) * 16 + row) * width + column_of] : 0.0F);
-      if (there && part == 0) y(run.begin + first + group, row, column_of, sum);
+    for (int at = c.thread; at < total; at += kThreads) {
+      const int row = at & 15;
+      const int column_of = at >> 4 & (width - 1);
+      const int group = at >> 4 >> log_width;
+      if (column_of >= columns) continue;
+      const float sum =
+          tree_of_parts(red + (group * parts * 16 + row) * width + column_of, 16 * width, parts);
+      y(run.begin + first + group, row, column_of, sum);
     }
   }
 }

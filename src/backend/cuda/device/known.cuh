@@ -54,6 +54,8 @@ inline constexpr int kUnscaled = -2;  // BF16, or F32 as planes of it: the matri
 template <int FORMAT, int TILES, int SPAN>
 struct Kind {
   static constexpr int kFormat = kM3 ? FORMAT : kAnyFormat;
+  static constexpr int kTiles = TILES;
+  static constexpr int kSpan = SPAN;
   static constexpr int kChunkTiles = !kM3 || FORMAT == kAnyFormat ? 0
                                      : FORMAT == kUnscaled        ? 6
                                                                   : 12;
@@ -79,7 +81,7 @@ using ProjectionKind = Kind<static_cast<int>(Format::kE4M3Half), kM3ProjectionTi
 using OutputKind = Kind<static_cast<int>(Format::kE4M3Half), kM3OutputTiles, 1>;
 using RouterKind = Kind<kUnscaled, 0, 1>;
 using GateUpKind = Kind<static_cast<int>(Format::kMXFP4), kM3GateUpTiles, 1>;
-using DownKind = Kind<static_cast<int>(Format::kMXFP4), kM3DownTiles, 0>;
+using DownKind = Kind<static_cast<int>(Format::kMXFP4), kM3DownTiles, 2>;
 
 // Every part of a row is made of whole tiles, so no padding lies between them.
 __device__ __forceinline__ bool is_padded(const Matrix& m) {

@@ -6,41 +6,49 @@
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
-// The expert's activation from sums of `units` units, first.. of a run, that `red` holds.
+// A batch's outputs are few: the warps that make them change from batch to batch, so that the
+// others go on. The number of this thread among theirs.
+__device__ __forceinline__ int activating_thread(const Context& c, std::uint32_t batch) {
+  constexpr std::uint32_t kTogether = 4;
+  return static_cast<int>(static_cast<std::uint32_t>(c.warp) - batch * kTogether & kWarps - 1) *
+             32 +
+         c.lane;
+}
+
+// The expert's activation of gate and up.
+__device__ __forceinline__ std::uint16_t activated(const Shape& s, float gate, float up) {
+  const float g = s.limit < gate ? s.limit : gate;
+  float u = s.limit < up ? s.limit : up;
+  u = u < -s.limit ? -s.limit : u;
+  return scaled_bf16((g * sigmoid(s.alpha * g)) * (u + s.beta));
+}
+
+// Those of `units` units, first.. of a run, from sums that `red` holds; by threads `thread` and on.
 __device__ __forceinline__ void activate(const Context& c, const Run& run, int first, int units,
-                                         int log_columns, const float* red) {
+                                         int log_columns, const float* red, int thread) {
   const Matrix& m = run.m;
   const Table& t = c.s.table;
-  const Shape& s = c.p.shape;
   const int parts = wide_parts(m);
-  const int log_parts = 31 - __clz(parts);
   const int width = red_columns_of(c.p);
-  const int total = units * 8 * parts << log_columns;
+  const int total = units * 8 << log_columns;
 #pragma unroll 1
-  for (int i = c.thread; (i & ~31) < total; i += kThreads) {
-    const int part = i & (parts - 1);
-    const int at = i >> log_parts;
-    const int column_of = at & ((1 << log_columns) - 1);
-    const int j = at >> log_columns & 7;
-    const int k = at >> log_columns >> 3;
-    const bool in = i < total;
-    const float* from = red + ((k * parts + part) * 16 + j) * width + column_of;
-    float gate = add_parts(parts, in ? from[0] : 0.0F);
-    float up = add_parts(parts, in ? from[8 * width] : 0.0F);
-    if (!in || part != 0) continue;
+  for (int i = thread; i < total; i += kThreads) {
+    const int j = i & 7;
+    const int column_of = i >> 3 & ((1 << log_columns) - 1);
+    const int k = i >> 3 >> log_columns;
     const Run::Place place = run.place(first + k);
     if (column_of >= t.count[place.pass]) continue;
+    const float* from = red + (k * parts * 16 + j) * width + column_of;
+    float gate = tree_of_parts(from, 16 * width, parts);
+    float up = tree_of_parts(from + 8 * width, 16 * width, parts);
     if (!kM3 && m.row_scale != nullptr) {
       const float* scales =
           m.row_scale + (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 + j;
       gate *= __ldg(scales);
       up *= __ldg(scales + 8);
     }
-    const float g = s.limit < gate ? s.limit : gate;
-    float u = s.limit < up ? s.limit : up;
-    u = u < -s.limit ? -s.limit : u;
-    c.p.mid[static_cast<std::int64_t>(t.first[place.pass] + column_of) * s.mid_width +
-            place.group * 8 + j] = scaled_bf16((g * sigmoid(s.alpha * g)) * (u + s.beta));
+    c.p.mid[static_cast<std::int64_t>(t.first[place.pass] + column_of) * c.p.shape.mid_width +
+            place.group * 8 + j] = activated(c.p.shape, gate, up);
   }
 }
 
@@ -50,17 +58,14 @@ __device__ __forceinline__ void wait_red(const Context& c, std::uint64_t* b, std
   }
 }
 
-// Sums of gate and up, then the activation, for a run of units. `by_slot`: all rows of the step are
-// staged, a slot reads its own; otherwise the rows of the run's one pass are. Warps meet one batch
-// late, so that none waits for the slowest of a batch: sums of two batches lie side by side.
-__device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool by_slot) {
-  const Matrix& m = run.m;
-  const Table& t = c.s.table;
-  const int parts = wide_parts(m);
-  const int own = c.lane >> 2;
-  // Most columns that any of these units has, a power of two of them.
-  const int most = c.routed != 0 && by_slot ? t.most : t.count[run.place(0).pass];
-  const int log_columns = kOneRow || most <= 1 ? 0 : 32 - __clz(most - 1);
+// Sums of gate and up, then the activation, for a run of units. products(first, units, store) makes
+// sums of some and store(unit, part, sums)s them; outputs(first, units, red, wait) takes them after
+// wait(). Nobody waits for the slowest of a batch but who makes its outputs, one batch late: sums
+// of two batches lie side by side.
+template <typename P, typename O>
+__device__ __forceinline__ void gate_up_batches(Context& c, const Run& run, P&& products,
+                                                O&& outputs) {
+  const int parts = wide_parts(run.m);
   const int half_floats = red_entries_of(c.p) * 16 * red_columns_of(c.p);
 #pragma unroll 1
   for (int first = 0;; first += run.batch, ++c.batches) {
@@ -68,31 +73,66 @@ __device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool b
     const std::uint32_t parity = c.batches >> 1 & 1;
     if (first < run.units) {
       float* red = c.red + half * half_floats;
-      item_products<GateUpKind>(
-          c, run, first, min(run.batch, run.units - first),
-          [&](int unit) {
-            const int pass = run.place(unit).pass;
-            const bool on = own < t.count[pass];
-            const int row = by_slot && on ? t.slot_row[t.first[pass] + own] : own;
-            return column(c, m.row_bytes, row, on);
-          },
-          [&](int unit, int part, float4 v) {
-            wait_red(c, &c.s.red_free[half], parity ^ 1);
-            keep_sums(c, red, (unit - first) * parts + part, v);
-          });
+      products(first, min(run.batch, run.units - first), [&](int unit, int part, float4 v) {
+        wait_red(c, &c.s.red_free[half], parity ^ 1);
+        keep_sums(c, red, (unit - first) * parts + part, v);
+      });
       __syncwarp();
       if (c.lane == 0) mbarrier_arrive(&c.s.red_done[half]);
     }
     if (first > 0) {
       const int before = half ^ 1;
-      wait_red(c, &c.s.red_done[before], c.batches - 1 >> 1 & 1);
-      activate(c, run, first - run.batch, min(run.batch, run.units - first + run.batch),
-               log_columns, c.red + before * half_floats);
+      const int units = min(run.batch, run.units - first + run.batch);
+      outputs(first - run.batch, units, c.red + before * half_floats,
+              [&] { wait_red(c, &c.s.red_done[before], c.batches - 1 >> 1 & 1); });
       __syncwarp();
       if (c.lane == 0) mbarrier_arrive(&c.s.red_free[before]);
     }
     if (first >= run.units) break;
   }
+}
+
+// `by_slot`: all rows of the step are staged, a slot reads its own; otherwise the rows of the run's
+// one pass are.
+__device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool by_slot) {
+  const Matrix& m = run.m;
+  const Table& t = c.s.table;
+  const int own = c.lane >> 2;
+  // Most columns that any of these units has, a power of two of them.
+  const int most = c.routed != 0 && by_slot ? t.most : t.count[run.place(0).pass];
+  const int log_columns = kOneRow || most <= 1 ? 0 : 32 - __clz(most - 1);
+  const auto row_of = [&](int pass, bool on) {
+    const int column_of = on ? own : 0;
+    return by_slot ? t.slot_row[t.first[pass] + column_of] : column_of;
+  };
+  gate_up_batches(
+      c, run,
+      [&](int first, int units, auto&& store) {
+        const auto on = [&](int pass) { return own < t.count[pass]; };
+        if constexpr (kM3) {
+          expert_products<GateUpKind>(
+              c, run, first, units,
+              [&](int unit) {
+                const int pass = run.place(unit).pass;
+                return staged_row(c, m.row_bytes, row_of(pass, on(pass)));
+              },
+              store);
+        } else {
+          item_products<GateUpKind>(
+              c, run, first, units,
+              [&](int unit) {
+                const int pass = run.place(unit).pass;
+                return column(c, m.row_bytes, row_of(pass, on(pass)), on(pass));
+              },
+              store);
+        }
+      },
+      [&](int first, int units, const float* red, auto&& wait) {
+        const int thread = activating_thread(c, c.batches);
+        if ((thread & ~31) >= units * 8 << log_columns) return;
+        wait();
+        activate(c, run, first, units, log_columns, red, thread);
+      });
 }
 
 // Passes [first, end) of the table: the shared expert's, or all routed ones.
@@ -158,11 +198,13 @@ __device__ __forceinline__ float add_experts(const Context& c, const float* prod
   const Table& t = c.s.table;
   const int chosen = kM3 || c.layer().moe != 0 ? chosen_of(c.p.shape) : 0;
   const int shared = chosen + (kM3 || c.layer().shared_gate_up.row_groups > 0 ? 1 : 0);
-#pragma unroll 1
+#pragma unroll(kM3 ? 5 : 1)
   for (int k = 0; k < shared; ++k) {
     const int slot = k < chosen ? t.slot_of[row][k] : c.rows() * chosen + row;
-    if (slot < first_slot || slot >= end_slot) continue;
-    sum = fmaf(t.slot_weight[slot], products[((slot - first_slot) * parts + part) * 16 + i], sum);
+    const bool in = slot >= first_slot && slot < end_slot;
+    const float product = products[((in ? slot - first_slot : 0) * parts + part) * 16 + i];
+    const float next = fmaf(t.slot_weight[slot], product, sum);
+    sum = in ? next : sum;
   }
   return sum;
 }
@@ -237,113 +279,170 @@ __device__ __forceinline__ void down_row(Context& c, int together) {
   }
 }
 
-// Sums over a row's experts, eighth by eighth, then the tree, with peers that of all ranks, one
-// rounding, and the residual.
-__device__ __forceinline__ void down_rows(Context& c) {
+// A batch's rows of activations into shared memory. Routed rows lie before the shared ones; the two
+// may be padded differently.
+__device__ __forceinline__ void stage_mid(Context& c, const DownBatch& batch, int row_bytes,
+                                          int routed_end) {
   const Layer& layer = c.layer();
-  const Table& t = c.s.table;
-  const int rows = c.rows();
-  const int hidden = hidden_of(c.p.shape);
-  const int own = c.lane >> 2;
-  const Matrix& shape = layer.moe != 0 ? layer.down : layer.shared_down;
-  const int parts = shape.parts;
-  const int log_parts = 31 - __clz(parts);
-  const int row_bytes = max(shape.row_bytes, layer.shared_down.row_bytes);
-  const int routed_end = routed_slots(c.s, layer);
-  float* products = c.red;  // [group][slot][part][16]
-  int staged = -1;
-  down_batches(c.p, layer, t, c.block, c.blocks, [&](const DownBatch& batch) {
-    const int first_slot = batch.first_slot;
-    const int slots = batch.end_slot - first_slot;
-    sync(c);
-    if (staged != batch.first) {
-      // Routed rows lie before the shared ones; the two may be padded differently.
 #pragma unroll 1
-      for (int part = 0; part < 2; ++part) {
-        const Layout layout(part == 0 ? layer.down : layer.shared_down);
-        const int begin = part == 0 ? first_slot : max(first_slot, routed_end);
-        const int n = (part == 0 ? min(batch.end_slot, routed_end) : batch.end_slot) - begin;
-        if (n <= 0) continue;
-        const int at = begin - first_slot;
-        if (layout.padded()) {
+  for (int part = 0; part < 2; ++part) {
+    const Layout layout(part == 0 ? layer.down : layer.shared_down);
+    const int begin = part == 0 ? batch.first_slot : max(batch.first_slot, routed_end);
+    const int n = (part == 0 ? min(batch.end_slot, routed_end) : batch.end_slot) - begin;
+    if (n <= 0) continue;
+    const int at = begin - batch.first_slot;
+    if (layout.padded()) {
 #pragma unroll 1
-          for (int k = c.thread; k < n * row_bytes / 16; k += kThreads) {
-            reinterpret_cast<uint4*>(c.x + at * row_bytes)[k] = {0, 0, 0, 0};
-          }
-          sync(c);
-        }
-        stage_rows(c, layout, row_bytes, at, n, [&](int r) {
-          return c.p.mid + static_cast<std::int64_t>(begin + r) * c.p.shape.mid_width;
-        });
+      for (int k = c.thread; k < n * row_bytes / 16; k += kThreads) {
+        reinterpret_cast<uint4*>(c.x + at * row_bytes)[k] = {0, 0, 0, 0};
       }
-      staged = batch.first;
-      wait_copies();
       sync(c);
     }
+    stage_rows(c, layout, row_bytes, at, n, [&](int r) {
+      return c.p.mid + static_cast<std::int64_t>(begin + r) * c.p.shape.mid_width;
+    });
+  }
+  wait_copies();
+  sync(c);
+}
+
+// Products of a batch, [group][slot][part][16].
+__device__ __forceinline__ void down_products(Context& c, const DownBatch& batch, int row_bytes,
+                                              float* products) {
+  const Table& t = c.s.table;
+  const int own = c.lane >> 2;
+  const int half = static_cast<int>(c.batches & 1);
+  const std::uint32_t parity = c.batches >> 1 & 1;
+  const int slots = batch.end_slot - batch.first_slot;
 #pragma unroll 1
-    for (int which = 0; which < 2; ++which) {
-      const Run run = batch.run(layer, t, which);
-      const Matrix& m = run.m;
-      if (run.units == 0) continue;
+  for (int which = 0; which < 2; ++which) {
+    const Run run = batch.run(c.layer(), t, which);
+    const Matrix& m = run.m;
+    if (run.units == 0) continue;
+    const int parts = m.parts;
+    const auto store = [&](int unit, int part, float4 v) {
+      wait_red(c, &c.s.red_free[half], parity ^ 1);
+      const Run::Place place = run.place(unit);
+      const int count = t.count[place.pass];
+      const int column_of = 2 * (c.lane & 3);
+      if (column_of >= count) return;
+      if (!kM3 && m.row_scale != nullptr) {
+        const float* scales =
+            m.row_scale + (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 + own;
+        const float low = __ldg(scales);
+        const float high = __ldg(scales + 8);
+        v = {v.x * low, v.y * low, v.z * high, v.w * high};
+      }
+      const int slot = t.first[place.pass] - batch.first_slot + column_of;
+      float* to =
+          products + (((place.group - batch.group) * slots + slot) * parts + part) * 16 + own;
+      to[0] = v.x, to[8] = v.z;
+      to += parts * 16;
+      if (column_of + 1 < count) to[0] = v.y, to[8] = v.w;
+    };
+    const auto row_of = [&](int pass, bool on) {
+      return t.first[pass] - batch.first_slot + (on ? own : 0);
+    };
+    if constexpr (kM3) {
+      expert_products<DownKind>(
+          c, run, 0, run.units,
+          [&](int unit) {
+            const int pass = run.place(unit).pass;
+            return staged_row(c, row_bytes, row_of(pass, own < t.count[pass]));
+          },
+          store);
+    } else {
       item_products<DownKind>(
           c, run, 0, run.units,
           [&](int unit) {
             const int pass = run.place(unit).pass;
-            return column(c, row_bytes, t.first[pass] - first_slot + own, own < t.count[pass]);
+            const bool on = own < t.count[pass];
+            return column(c, row_bytes, row_of(pass, on), on);
           },
-          [&](int unit, int part, float4 v) {
-            const Run::Place place = run.place(unit);
-            float low = 1;
-            float high = 1;
-            if (!kM3 && m.row_scale != nullptr) {
-              const float* scales =
-                  m.row_scale + (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 +
-                  own;
-              low = __ldg(scales);
-              high = __ldg(scales + 8);
-            }
-            const int column_of = 2 * (c.lane & 3);
-            const int slot = t.first[place.pass] - first_slot + column_of;
-            float* to =
-                products + (((place.group - batch.group) * slots + slot) * parts + part) * 16 + own;
-            if (column_of < t.count[place.pass]) to[0] = v.x * low, to[8] = v.z * high;
-            to += parts * 16;
-            if (column_of + 1 < t.count[place.pass]) to[0] = v.y * low, to[8] = v.w * high;
-          });
+          store);
     }
-    sync(c);
-    // A batch that is not the last of its groups leaves its sums in c.p.carry.
-    const int width = batch.groups * 16;
-    const int total = rows * width * parts;
-    const auto carried = [&](int at, int r, int part) {
-      return c.p.carry + (static_cast<std::int64_t>(batch.group * 16 + at) * kMaxRows + r) * parts +
-             part;
-    };
+  }
+}
+
+// What those products add to the outputs of their row groups. A batch that is not the last of its
+// groups leaves its sums in c.p.carry.
+__device__ __forceinline__ void add_down(Context& c, const DownBatch& batch, int parts,
+                                         const float* products) {
+  const int rows = c.rows();
+  const int hidden = hidden_of(c.p.shape);
+  const int slots = batch.end_slot - batch.first_slot;
+  const int log_parts = 31 - __clz(parts);
+  const int total = batch.groups * rows * 16 << log_parts;
+  const std::uint32_t magic = divider(rows);
 #pragma unroll 1
-    for (int i = c.thread; (i & ~31) < total; i += kThreads) {
-      const bool in = i < total;
-      const int part = i & (parts - 1);
-      const int place_of = i >> log_parts;
-      const int r = place_of / width;
-      const int at = place_of - r * width;
-      float sum = 0;
-      if (in) {
-        if (batch.first > 0) sum = *carried(at, r, part);
-        sum = add_experts(c, products + (at >> 4) * slots * parts * 16, r, part, parts, at & 15,
-                          first_slot, batch.end_slot, sum);
-        if (!batch.complete) *carried(at, r, part) = sum;
-      }
-      sum = add_parts(parts, sum);
-      const int out = batch.group * 16 + at;
-      if (!batch.complete || !in || part != 0 || out >= hidden) continue;
-      if (has_peers()) {
-        publish(kMlpSite, c.p.first_layer + c.layers_done, r, out, sum);
-        continue;
-      }
-      const std::int64_t place = static_cast<std::int64_t>(r) * hidden + out;
-      c.p.hidden[place] = to_bf16(load_bf16(c.p.middle + place) + round_bf16(sum));
+  for (int i = c.thread; (i & ~31) < total; i += kThreads) {
+    const bool in = i < total;
+    const int part = i & (parts - 1);
+    const int at = i >> log_parts & 15;
+    const int of_rows = i >> log_parts >> 4;
+    const int group = magic == 0
+                          ? of_rows
+                          : static_cast<int>(__umulhi(static_cast<std::uint32_t>(of_rows), magic));
+    const int r = of_rows - group * rows;
+    const int out = (batch.group + group) * 16 + at;
+    float* carried = c.p.carry + (static_cast<std::int64_t>(out) * kMaxRows + r) * parts + part;
+    float sum = 0;
+    if (in) {
+      if (batch.first > 0) sum = *carried;
+      sum = add_experts(c, products + group * slots * parts * 16, r, part, parts, at,
+                        batch.first_slot, batch.end_slot, sum);
+      if (!batch.complete) *carried = sum;
     }
+    sum = add_parts(parts, sum);
+    if (!batch.complete || !in || part != 0 || out >= hidden) continue;
+    if (has_peers()) {
+      publish(kMlpSite, c.p.first_layer + c.layers_done, r, out, sum);
+      continue;
+    }
+    const std::int64_t place = static_cast<std::int64_t>(r) * hidden + out;
+    c.p.hidden[place] = to_bf16(load_bf16(c.p.middle + place) + round_bf16(sum));
+  }
+}
+
+// Sums over a row's experts, eighth by eighth, then the tree, with peers that of all ranks, one
+// rounding, and the residual. A batch's sums are taken while the next one's products are made.
+__device__ __forceinline__ void down_rows(Context& c) {
+  const Layer& layer = c.layer();
+  const Table& t = c.s.table;
+  const int row_bytes = max(layer.down.row_bytes, layer.shared_down.row_bytes);
+  const int parts = (layer.moe != 0 ? layer.down : layer.shared_down).parts;
+  const int routed_end = routed_slots(c.s, layer);
+  const int half_floats = red_entries_of(c.p) * 16 * red_columns_of(c.p);
+  DownBatch before{};
+  int staged = -1;
+  bool pending = false;  // sums of the batch before
+  const auto add_before = [&] {
+    if (!pending) return;
+    const int half = static_cast<int>(c.batches - 1 & 1);
+    wait_red(c, &c.s.red_done[half], c.batches - 1 >> 1 & 1);
+    add_down(c, before, parts, c.red + half * half_floats);
+    __syncwarp();
+    if (c.lane == 0) mbarrier_arrive(&c.s.red_free[half]);
+    pending = false;
+  };
+  down_batches(c.p, layer, t, c.lane, c.block, c.blocks, [&](const DownBatch& batch) {
+    if (staged != batch.first) {
+      // Other threads may go on with what is carried.
+      add_before();
+      sync(c);  // whoever still reads the rows
+      stage_mid(c, batch, row_bytes, routed_end);
+      staged = batch.first;
+    }
+    const int half = static_cast<int>(c.batches & 1);
+    down_products(c, batch, row_bytes, c.red + half * half_floats);
+    __syncwarp();
+    if (c.lane == 0) mbarrier_arrive(&c.s.red_done[half]);
+    add_before();
+    before = batch;
+    pending = true;
+    ++c.batches;
   });
+  add_before();
 }
 
 __device__ __forceinline__ void down_stage(Context& c) {

@@ -122,66 +122,44 @@ __device__ __forceinline__ void route_beside(Context& c) {
   if (c.lane == 0) mbarrier_arrive(&c.s.routed);
 }
 
-// The expert's activation from sums of `units` units, first.. of a run, that `red` holds.
+// The expert's activation from sums of `units` units, first.. of a run, that `red` holds; by
+// threads `thread` and on.
 __device__ __forceinline__ void activate_row(const Context& c, const Run& run, int first, int units,
-                                             const float* red) {
-  const Table& t = c.s.table;
-  const Shape& s = c.p.shape;
+                                             const float* red, int thread) {
   const int parts = wide_parts(run.m);
-  const int log_parts = 31 - __clz(parts);
   const int width = red_columns_of(c.p);
-  const int total = units * 8 * parts;
+  const int total = units * 8;
   const bool stalled = is_stalled(kGateUp);
 #pragma unroll 1
-  for (int i = c.thread; (i & ~31) < total; i += kThreads) {
-    const int part = i & (parts - 1);
-    const int at = i >> log_parts;
+  for (int i = thread; (i & ~31) < total; i += kThreads) {
     const bool in = i < total;
-    const float* from = red + (((at >> 3) * parts + part) * 16 + (at & 7)) * width;
-    const float gate = add_parts(parts, in ? from[0] : 0.0F);
-    const float up = add_parts(parts, in ? from[8 * width] : 0.0F);
-    const Run::Place place = run.place(in ? first + (at >> 3) : first);
-    const float g = s.limit < gate ? s.limit : gate;
-    float u = s.limit < up ? s.limit : up;
-    u = u < -s.limit ? -s.limit : u;
+    const int k = in ? i >> 3 : 0;
+    const int j = i & 7;
+    const float* from = red + (k * parts * 16 + j) * width;
+    const float gate = tree_of_parts(from, 16 * width, parts);
+    const float up = tree_of_parts(from + 8 * width, 16 * width, parts);
+    const Run::Place place = run.place(first + k);
     hand_over_columns(kMidWords,
-                      t.first[place.pass] * c.layer().down.cols + place.group * 8 + (at & 7),
-                      log_parts, in && !stalled,
-                      scaled_bf16((g * sigmoid(s.alpha * g)) * (u + s.beta)), tag_of(c));
+                      c.s.table.first[place.pass] * c.layer().down.cols + place.group * 8 + j, 0,
+                      in && !stalled, activated(c.p.shape, gate, up), tag_of(c));
   }
 }
 
 // gate_up_units() for one row, which the router has staged.
 __device__ __forceinline__ void row_gate_up_units(Context& c, const Run& run) {
-  const Matrix& m = run.m;
-  const int parts = wide_parts(m);
-  const Column x = column(c, m.row_bytes, 0, c.lane < 4);
-  const int half_floats = red_entries_of(c.p) * 16 * red_columns_of(c.p);
-#pragma unroll 1
-  for (int first = 0;; first += run.batch, ++c.batches) {
-    const int half = static_cast<int>(c.batches & 1);
-    const std::uint32_t parity = c.batches >> 1 & 1;
-    if (first < run.units) {
-      float* red = c.red + half * half_floats;
-      item_products<GateUpKind>(
-          c, run, first, min(run.batch, run.units - first), [&](int) { return x; },
-          [&](int unit, int part, float4 v) {
-            wait_red(c, &c.s.red_free[half], parity ^ 1);
-            keep_sums(c, red, (unit - first) * parts + part, v);
-          });
-      __syncwarp();
-      if (c.lane == 0) mbarrier_arrive(&c.s.red_done[half]);
-    }
-    if (first > 0) {
-      const int before = half ^ 1;
-      wait_red(c, &c.s.red_done[before], c.batches - 1 >> 1 & 1);
-      activate_row(c, run, first - run.batch, min(run.batch, run.units - first + run.batch),
-                   c.red + before * half_floats);
-      __syncwarp();
-      if (c.lane == 0) mbarrier_arrive(&c.s.red_free[before]);
-    }
-    if (first >= run.units) break;
-  }
+  const int x = staged_row(c, run.m.row_bytes, 0);
+  gate_up_batches(
+      c, run,
+      [&](int first, int units, auto&& store) {
+        expert_products<GateUpKind>(
+            c, run, first, units, [&](int) { return x; }, store);
+      },
+      [&](int first, int units, const float* red, auto&& wait) {
+        const int thread = activating_thread(c, c.batches);
+        if ((thread & ~31) >= units * 8) return;
+        wait();
+        activate_row(c, run, first, units, red, thread);
+      });
 }
 
 // The shared expert, which needs no routing, or the routed ones.
@@ -208,7 +186,7 @@ __device__ __forceinline__ void row_gate_up_half(Context& c) {
 }
 
 // One row's activations of its experts, from words.
-__device__ __forceinline__ void stage_mid(Context& c, int width, int row_bytes, int slots) {
+__device__ __forceinline__ void stage_mid_words(Context& c, int width, int row_bytes, int slots) {
   const int of_slot = width / 4;
   const int n = slots * of_slot;
   const std::uint32_t magic = divider(of_slot);
@@ -245,7 +223,7 @@ __device__ __forceinline__ void row_down_stage(Context& c) {
   // What the first sums are added to, asked for early.
   const int early = mine.begin * 16 + (c.thread >> log_parts);
   const float residual = early < mine.end * 16 ? load_bf16(c.p.middle + early) : 0;
-  stage_mid(c, layer.down.cols, row_bytes, slots);
+  stage_mid_words(c, layer.down.cols, row_bytes, slots);
   if (c.thread == 0) stamp(layer_of(c), kDown, 0);
   const bool stalled = is_stalled(kDown);
   sync(c);
@@ -261,9 +239,8 @@ __device__ __forceinline__ void row_down_stage(Context& c) {
                  ? unit
                  : static_cast<int>(__umulhi(static_cast<std::uint32_t>(unit), run.magic));
     };
-    item_products<DownKind>(
-        c, run, 0, run.units,
-        [&](int unit) { return column(c, row_bytes, slot_of(unit), c.lane < 4); },
+    expert_products<DownKind>(
+        c, run, 0, run.units, [&](int unit) { return staged_row(c, row_bytes, slot_of(unit)); },
         [&](int unit, int part, float4 v) {
           if ((c.lane & 3) != 0) return;
           const int slot = slot_of(unit);

@@ -133,26 +133,34 @@ __device__ __forceinline__ int down_groups_of_row(const Params& p, const Layer& 
   const int sums = 2 * red_entries_of(p) * red_columns_of(p) >> 31 - __clz(layer.down.parts);
   return sums / t.slots;
 }
+// All lanes of a warp.
 template <typename F>
 __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer, const Table& t,
-                                             int block, int blocks, F&& f) {
+                                             int lane, int block, int blocks, F&& f) {
   const Matrix& shape = layer.moe != 0 ? layer.down : layer.shared_down;
   const Share mine(shape.row_groups, block, blocks);
   const int row_bytes = max(shape.row_bytes, layer.shared_down.row_bytes);
-  const int sums = 2 * red_entries_of(p) * red_columns_of(p) / shape.parts;
+  // Slots of a batch's row groups whose products half of the sums holds.
+  const int sums = red_entries_of(p) * red_columns_of(p) / shape.parts;
   const int capacity = min(p.x_bytes / row_bytes, sums);
+  const auto end_of = [&](int i) {
+    const int pass = down_pass(t, i);
+    return t.first[pass] + t.count[pass];
+  };
   int slot = 0;
 #pragma unroll 1
   for (int i = 0; i < t.passes;) {
     const int first = i;
     const int first_slot = slot;
+    // Up to the first pass that no longer fits; the first one always does.
+    std::uint32_t over = 0;
 #pragma unroll 1
-    while (i < t.passes) {
-      const int n = t.count[down_pass(t, i)];
-      if (slot + n - first_slot > capacity) break;
-      slot += n;
-      ++i;
+    for (; over == 0 && i < t.passes; i += 32) {
+      over = __ballot_sync(0xFFFFFFFFU,
+                           i + lane < t.passes && end_of(i + lane) - first_slot > capacity);
     }
+    i = over != 0 ? i - 32 + __ffs(static_cast<int>(over)) - 1 : t.passes;
+    slot = end_of(i - 1);
     const int together = max(1, sums / (slot - first_slot));
 #pragma unroll 1
     for (int g = mine.begin; g < mine.end; g += together) {
