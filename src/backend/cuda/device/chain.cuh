@@ -37,6 +37,8 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   Feed feed;
   const int rows = rows_of(s.step);
+  // What has a stage of its own for the norms.
+  const bool by_part = (STAGES & (STAGES - 1)) != 0 && norms_apart();
 #pragma unroll 1
   for (int l = p.first_layer; l < p.last_layer; ++l) {
     __syncwarp();
@@ -44,9 +46,9 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
     __syncwarp();
     if (!feed.alive) break;
     const Layer& layer = s.feed_layer;
-    if (has(kQkv)) feed_items(feed, layer.qkv, rows);
+    if (has(kQkv)) feed_items(feed, layer.qkv, rows, by_part);
     if (has(kOutput)) feed_share(feed, layer.o, rows);
-    if (has(kRouter) && layer.moe != 0) feed_items(feed, layer.router, rows);
+    if (has(kRouter) && layer.moe != 0) feed_items(feed, layer.router, rows, by_part);
     const int shared_passes = layer.shared_gate_up.row_groups > 0 ? passes(rows) : 0;
     if (has(kGateUp)) feed_gate_up(feed, layer.shared_gate_up, 0, shared_passes, 0, rows, 0);
     if (has(kGateUp) || has(kDown)) wait_routed(feed);
@@ -198,7 +200,8 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
   }
   state = run<router_in_step>(state);
   const Layer& layer = shared().layers[state.layers_done & 1];
-  if (!kOnePass && items_of(layer.router, block, blocks_of_rank()).units > 0) arrive(l, kRouter);
+  if (!kOnePass && items_of(layer.router, state.normed, block, blocks_of_rank()).units > 0)
+    arrive(l, kRouter);
   if (threadIdx.x == 0) stamp(l, kShared, 0);
     // The shared expert needs no routing: it comes first. One copy of the code serves both.
 #pragma unroll 1

@@ -15,17 +15,24 @@ struct Feed {
   bool alive = true;
 };
 
-// Copies a run, in rounds of one item a warp; within a round copy by copy of all items. `stride`:
-// from one expert to the next, 0 for a matrix that is not one of several. All lanes.
-__device__ __noinline__ void feed_run(Feed& feed, const Run& run, std::int64_t stride) {
+// What the passes of a run are.
+enum class Passes {
+  kSame,     // the matrix again
+  kExperts,  // that expert's
+  kParts,    // other parts of its rows
+};
+
+// Copies a run, in rounds of one item a warp; within a round copy by copy of all items, `span`
+// parts of K each in `chunks` copies. `stride`: from one pass to the next. All lanes.
+__device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
+                                      std::int64_t stride, int span, int chunks) {
   Shared& s = shared();
   const Matrix& m = run.m;
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int slots = s.params.slots;
   const int round = s.params.round;
-  const int cap = stride != 0 ? s.params.in_flight : s.params.known_in_flight;
-  const int chunks = m.chunks;
-  const int item_bytes = m.span * m.tiles * m.tile_bytes;
+  const int cap = passes == Passes::kExperts ? s.params.in_flight : s.params.known_in_flight;
+  const int item_bytes = span * m.tiles * m.tile_bytes;
   const int chunk_bytes = m.chunk_tiles * m.tile_bytes;
   const int log_items = run.log_items;
   const int items = run.units << log_items;
@@ -66,7 +73,8 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, std::int64_t s
     const Run::Place at = run.place(item >> log_items);
     from =
         m.data + at.group * run.unit_bytes + (item & ((1 << log_items) - 1)) * item_bytes + offset;
-    if (stride != 0) from += s.table.expert[at.pass] * stride;
+    if (passes == Passes::kExperts) from += s.table.expert[at.pass] * stride;
+    if (!kOnePass && passes == Passes::kParts) from += at.pass * stride;
     bytes = static_cast<std::uint32_t>(min(chunk_bytes, item_bytes - offset));
   };
   bool more = copy < copies;
@@ -111,13 +119,14 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, std::int64_t s
 __device__ __noinline__ void feed_share(Feed& f, const Matrix& m, int rows) {
 #pragma unroll 1
   for (int pass = 0; pass < passes(rows) && f.alive; ++pass) {
-    feed_run(f, share_of(m, block_of_rank(), blocks_of_rank()), 0);
+    feed_run(f, share_of(m, block_of_rank(), blocks_of_rank()), Passes::kSame, 0, m.span, m.chunks);
   }
 }
-__device__ __forceinline__ void feed_items(Feed& f, const Matrix& m, int rows) {
+__device__ __forceinline__ void feed_items(Feed& f, const Matrix& m, int rows, bool by_part) {
 #pragma unroll 1
   for (int pass = 0; pass < passes(rows) && f.alive; ++pass) {
-    feed_run(f, items_of(m, block_of_rank(), blocks_of_rank()), 0);
+    feed_run(f, items_of(m, by_part, block_of_rank(), blocks_of_rank()),
+             by_part ? Passes::kParts : Passes::kSame, bytes_of_item(m), m.span, m.chunks);
   }
 }
 
@@ -133,8 +142,16 @@ __device__ __forceinline__ void wait_routed(Feed& f) {
 __device__ __noinline__ void feed_gate_up(Feed& f, const Matrix& m, int first, int end, int offset,
                                           int rows, std::int64_t stride) {
   gate_up_runs(m, first, end, offset, rows, block_of_rank(), blocks_of_rank(), [&](const Run& run) {
-    if (f.alive) feed_run(f, run, stride);
+    if (f.alive)
+      feed_run(f, run, stride != 0 ? Passes::kExperts : Passes::kSame, stride, GateUpKind::span(m),
+               GateUpKind::chunks(m));
   });
+}
+// The routed experts' run of a batch of down, or the shared one's.
+__device__ __forceinline__ void feed_down_run(Feed& f, const Run& run, const Layer& layer,
+                                              int part) {
+  feed_run(f, run, part == 0 && layer.down_stride != 0 ? Passes::kExperts : Passes::kSame,
+           layer.down_stride, run.m.span, run.m.chunks);
 }
 __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
   const Shared& s = shared();
@@ -146,7 +163,7 @@ __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
                             true};
 #pragma unroll 1
       for (int part = 0; part < 2 && f.alive; ++part) {
-        feed_run(f, batch.run(layer, s.table, part), part == 0 ? layer.down_stride : 0);
+        feed_down_run(f, batch.run(layer, s.table, part), layer, part);
       }
     }
     return;
@@ -156,8 +173,7 @@ __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
 #pragma unroll 1
                  for (int part = 0; part < 2; ++part) {
                    const Run run = batch.run(layer, s.table, part);
-                   if (run.units > 0 && f.alive)
-                     feed_run(f, run, part == 0 ? layer.down_stride : 0);
+                   if (run.units > 0 && f.alive) feed_down_run(f, run, layer, part);
                  }
                });
 }

@@ -80,7 +80,8 @@ using AnyKind = Kind<kAnyFormat, 0, 0>;
 using ProjectionKind = Kind<static_cast<int>(Format::kE4M3Half), kM3ProjectionTiles, 1>;
 using OutputKind = Kind<static_cast<int>(Format::kE4M3Half), kM3OutputTiles, 1>;
 using RouterKind = Kind<kUnscaled, 0, 1>;
-using GateUpKind = Kind<static_cast<int>(Format::kMXFP4), kM3GateUpTiles, 1>;
+// Of more rows than one a warp takes two parts and adds them: fewer items, each longer.
+using GateUpKind = Kind<static_cast<int>(Format::kMXFP4), kM3GateUpTiles, kOneRow ? 1 : 2>;
 using DownKind = Kind<static_cast<int>(Format::kMXFP4), kM3DownTiles, 2>;
 
 // Every part of a row is made of whole tiles, so no padding lies between them.

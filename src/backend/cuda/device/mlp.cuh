@@ -28,7 +28,7 @@ __device__ __forceinline__ void activate(const Context& c, const Run& run, int f
                                          int log_columns, const float* red, int thread) {
   const Matrix& m = run.m;
   const Table& t = c.s.table;
-  const int parts = wide_parts(m);
+  const int parts = gate_up_sums(m);
   const int width = red_columns_of(c.p);
   const int total = units * 8 << log_columns;
 #pragma unroll 1
@@ -65,7 +65,7 @@ __device__ __forceinline__ void wait_red(const Context& c, std::uint64_t* b, std
 template <typename P, typename O>
 __device__ __forceinline__ void gate_up_batches(Context& c, const Run& run, P&& products,
                                                 O&& outputs) {
-  const int parts = wide_parts(run.m);
+  const int parts = gate_up_sums(run.m);
   const int half_floats = red_entries_of(c.p) * 16 * red_columns_of(c.p);
 #pragma unroll 1
   for (int first = 0;; first += run.batch, ++c.batches) {
@@ -77,6 +77,8 @@ __device__ __forceinline__ void gate_up_batches(Context& c, const Run& run, P&& 
         wait_red(c, &c.s.red_free[half], parity ^ 1);
         keep_sums(c, red, (unit - first) * parts + part, v);
       });
+      // A warp without an item must not be two batches ahead either.
+      wait_red(c, &c.s.red_free[half], parity ^ 1);
       __syncwarp();
       if (c.lane == 0) mbarrier_arrive(&c.s.red_done[half]);
     }
@@ -110,7 +112,7 @@ __device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool b
       [&](int first, int units, auto&& store) {
         const auto on = [&](int pass) { return own < t.count[pass]; };
         if constexpr (kM3) {
-          expert_products<GateUpKind>(
+          expert_products<GateUpKind, true>(
               c, run, first, units,
               [&](int unit) {
                 const int pass = run.place(unit).pass;
@@ -344,7 +346,7 @@ __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch
       return t.first[pass] - batch.first_slot + (on ? own : 0);
     };
     if constexpr (kM3) {
-      expert_products<DownKind>(
+      expert_products<DownKind, false>(
           c, run, 0, run.units,
           [&](int unit) {
             const int pass = run.place(unit).pass;

@@ -27,28 +27,31 @@ __device__ __forceinline__ void embed_stage(Context& c) {
 }
 
 // Sums of this block's items, items dealt out whatever row group they belong to: every warp stores
-// its own, and whoever reads them adds the parts. to(part, column, row of the matrix); done(): by a
-// warp that has stored those of one part.
+// its own, and whoever reads them adds the parts. `x`: this lane's column at part `first_part`.
+// to(part, column, row of the matrix); done(): by a warp that has stored those of one part.
 template <typename K, typename T, typename D>
-__device__ __forceinline__ void scattered_product(Context& c, const Matrix& m, int columns, T&& to,
-                                                  D&& done) {
-  const Run run = items_of(m, c.block, c.blocks);
+__device__ __forceinline__ void scattered_product(Context& c, const Run& run, Column x,
+                                                  int first_part, int columns, T&& to, D&& done) {
+  const Matrix& m = run.m;
   const int own = c.lane >> 2;
   const int mask = (1 << m.log_items) - 1;
-  const auto first_part = [&](int unit) { return ((run.begin + unit) & mask) * K::span(m); };
-  const Column x = column(c, m.row_bytes, own, own < columns);
+  const bool by_part = run.pass >= 0;
+  const auto part_of = [&](int unit) {
+    return (by_part ? run.place(unit).pass : (run.begin + unit) & mask) * K::span(m);
+  };
   item_products<K>(
       c, run, 0, run.units,
       [&](int unit) {
-        const int offset = x.stride != 0 ? first_part(unit) * m.part_cols * 2 : 0;
+        const int offset = x.stride != 0 ? (part_of(unit) - first_part) * m.part_cols * 2 : 0;
         return Column{x.offset + offset, x.stride};
       },
       [&](int unit, int part, float4 v) {
         const int column_of = 2 * (c.lane & 3);
-        const int row = (run.begin + unit >> m.log_items) * 16 + own;
+        const int group = by_part ? run.place(unit).group : run.begin + unit >> m.log_items;
+        const int row = group * 16 + own;
         const auto store = [&](int which, float low, float high) {
           if (which >= columns) return;
-          float* at = to(first_part(unit) + part, which, row);
+          float* at = to(part_of(unit) + part, which, row);
           at[0] = low;
           at[8] = high;
         };
@@ -58,21 +61,59 @@ __device__ __forceinline__ void scattered_product(Context& c, const Matrix& m, i
       });
 }
 
+// The same for all rows at once, which blocks of their own have normed: a block stages what its
+// items meet, one or two parts of K of every row.
+template <typename K, typename T>
+__device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, T&& to) {
+  const Run run = items_of(m, true, c.block, c.blocks);
+  const int first_part = run.units > 0 ? run.place(0).pass * K::span(m) : 0;
+  const int end_part =
+      run.units > 0 ? (run.place(run.units - 1).pass + 1) * K::span(m) : first_part;
+  constexpr int kBankShift = 64;  // parts are multiples of 128 bytes
+  const int part_bytes = m.part_cols * 2;
+  const int row_bytes = (end_part - first_part) * part_bytes + kBankShift;
+  const int vectors = (end_part - first_part) * part_bytes / 16;
+  const int rows = c.rows();
+  sync(c);  // whoever still reads x
+#pragma unroll 1
+  for (int row = c.warp; row < rows; row += kWarps) {
+    const auto* from = reinterpret_cast<const unsigned char*>(
+                           c.p.normed + static_cast<std::int64_t>(row) * hidden_of(c.p.shape)) +
+                       first_part * part_bytes;
+#pragma unroll 1
+    for (int i = c.lane; i < vectors; i += 32)
+      copy_async(c.x + row * row_bytes + i * 16, from + i * 16);
+  }
+  wait_copies();
+  sync(c);
+#pragma unroll 1
+  for (int first = 0; first < rows; first += kColumns) {
+    const int n = min(kColumns, rows - first);
+    const int own = c.lane >> 2;
+    scattered_product<K>(
+        c, run, column(c, row_bytes, first + own, own < n), first_part, n,
+        [&](int part, int column_of, int row) { return to(part, first + column_of, row); }, [] {});
+  }
+}
+
 __device__ __forceinline__ void qkv_stage(Context& c) {
   const Matrix& m = c.layer().qkv;
+  const auto to = [&](int part, int row_of_step, int row) {
+    return c.p.projected +
+           static_cast<std::int64_t>(part * kMaxRows + row_of_step) * c.p.projected_stride + row;
+  };
+  if (!kOnePass && c.normed) {
+    product_by_part<ProjectionKind>(c, m, to);
+    return;
+  }
 #pragma unroll 1
   for (int first = 0; first < pass_rows(c); first += kColumns) {
     const int n = min(kColumns, c.rows() - first);
+    const int own = c.lane >> 2;
     stage_normed(c, m, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr});
     scattered_product<ProjectionKind>(
-        c, m, n,
-        [&](int part, int column_of, int row) {
-          return c.p.projected +
-                 static_cast<std::int64_t>(part * kMaxRows + first + column_of) *
-                     c.p.projected_stride +
-                 row;
-        },
-        [] {});
+        c, items_of(m, false, c.block, c.blocks), column(c, m.row_bytes, own, own < n), 0, n,
+        [&](int part, int column_of, int row) { return to(part, first + column_of, row); }, [] {});
   }
 }
 
@@ -113,20 +154,27 @@ template <bool HANDS_OVER>
 __device__ __forceinline__ void router_products(Context& c) {
   const Matrix& m = c.layer().router;
   share_table(c);
+  const auto to = [&](int part, int row_of_step, int row) {
+    return c.p.router + (part * kMaxRows + row_of_step) * 16 * m.row_groups + row;
+  };
+  c.staged = -1;
+  if (!kOnePass && c.normed) {
+    product_by_part<RouterKind>(c, m, to);
+    return;
+  }
 #pragma unroll 1
   for (int first = 0; first < pass_rows(c); first += kColumns) {
     const int n = min(kColumns, c.rows() - first);
+    const int own = c.lane >> 2;
     stage_normed(c, m, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr});
     scattered_product<RouterKind>(
-        c, m, n,
-        [&](int part, int column_of, int row) {
-          return c.p.router + (part * kMaxRows + first + column_of) * 16 * m.row_groups + row;
-        },
+        c, items_of(m, false, c.block, c.blocks), column(c, m.row_bytes, own, own < n), 0, n,
+        [&](int part, int column_of, int row) { return to(part, first + column_of, row); },
         [&] {
           if (kOnePass && HANDS_OVER) arrive_item(c.p.first_layer + c.layers_done, kRouter);
         });
   }
-  c.staged = kOnePass || c.rows() <= kColumns ? Layout(m).id() : -1;
+  if (kOnePass || c.rows() <= kColumns) c.staged = Layout(m).id();
 }
 __device__ __forceinline__ void router_stage(Context& c) { router_products<false>(c); }
 __device__ __forceinline__ void router_in_step(Context& c) { router_products<true>(c); }

@@ -126,7 +126,7 @@ __device__ __forceinline__ void route_beside(Context& c) {
 // threads `thread` and on.
 __device__ __forceinline__ void activate_row(const Context& c, const Run& run, int first, int units,
                                              const float* red, int thread) {
-  const int parts = wide_parts(run.m);
+  const int parts = gate_up_sums(run.m);
   const int width = red_columns_of(c.p);
   const int total = units * 8;
   const bool stalled = is_stalled(kGateUp);
@@ -151,7 +151,7 @@ __device__ __forceinline__ void row_gate_up_units(Context& c, const Run& run) {
   gate_up_batches(
       c, run,
       [&](int first, int units, auto&& store) {
-        expert_products<GateUpKind>(
+        expert_products<GateUpKind, true>(
             c, run, first, units, [&](int) { return x; }, store);
       },
       [&](int first, int units, const float* red, auto&& wait) {
@@ -239,7 +239,7 @@ __device__ __forceinline__ void row_down_stage(Context& c) {
                  ? unit
                  : static_cast<int>(__umulhi(static_cast<std::uint32_t>(unit), run.magic));
     };
-    expert_products<DownKind>(
+    expert_products<DownKind, false>(
         c, run, 0, run.units, [&](int unit) { return staged_row(c, row_bytes, slot_of(unit)); },
         [&](int unit, int part, float4 v) {
           if ((c.lane & 3) != 0) return;

@@ -87,7 +87,7 @@ __device__ __forceinline__ void row_product(Context& c, const Matrix& m, F&& y) 
 template <typename K>
 __device__ __forceinline__ void hand_over_items(Context& c, const Matrix& m, int region,
                                                 bool stalled) {
-  const Run run = items_of(m, c.block, c.blocks);
+  const Run run = items_of(m, false, c.block, c.blocks);
   const int mask = (1 << m.log_items) - 1;
   const auto first_part = [&](int unit) { return ((run.begin + unit) & mask) * K::span(m); };
   const Column x = column(c, m.row_bytes, 0, c.lane < 4);

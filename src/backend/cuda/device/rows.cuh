@@ -252,9 +252,10 @@ __device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int
   }
 }
 
-// More rows than a product takes at once: blocks norm a row each, for all to stage.
+// More rows than a product takes at once: blocks norm a row each, for all to stage. With blocks
+// enough, each stages two parts of K at most (product_by_part), so that all rows fit.
 __device__ __forceinline__ bool norms_apart() {
-  return kM3 && !kOnePass && rows_of(shared().step) > kColumns;
+  return kM3 && !kOnePass && rows_of(shared().step) > kColumns && blocks_of_rank() >= kRouterParts;
 }
 __device__ __forceinline__ void norm_rows(Context& c, const Matrix& m, const std::uint16_t* from,
                                           const std::uint16_t* weight) {

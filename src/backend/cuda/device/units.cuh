@@ -40,26 +40,39 @@ struct Run {
 __device__ __forceinline__ int groups_at_once(const Matrix& m) {
   return max(1, red_entries_of(shared().params) / m.parts);
 }
+// Sums of a row group of gate and up that are kept and added in the tree, and its items:
+// MiniMax-M3's kernels make one of each item, whatever parts the matrix says belong to one.
+__device__ __forceinline__ int gate_up_sums(const Matrix& m) {
+  return kM3 ? wide_parts(m) / GateUpKind::kSpan : m.parts;
+}
+__device__ __forceinline__ int gate_up_log_items(const Matrix& m) {
+  return kM3 ? 31 - __clz(gate_up_sums(m)) : m.log_items;
+}
+
 // This block's row groups of a matrix.
 __device__ __forceinline__ Run share_of(const Matrix& m, int block, int blocks) {
   const Share mine(m.row_groups, block, blocks);
   return {m,           mine.count(), mine.begin, 1, 1, 0, 0, -1, groups_at_once(m),
           m.log_items, m.group_bytes};
 }
-// This block's items of a router, whatever row group they belong to.
-__device__ __forceinline__ Run items_of(const Matrix& m, int block, int blocks) {
+// This block's items of a matrix, whatever row group they belong to: row group by row group, or
+// part by part (then a "pass" is an item's parts), so that a block meets few parts.
+__device__ __forceinline__ std::int64_t bytes_of_item(const Matrix& m) {
+  return static_cast<std::int64_t>(m.span) * m.tiles * m.tile_bytes;
+}
+__device__ __forceinline__ Run items_of(const Matrix& m, bool by_part, int block, int blocks) {
   const Share mine(m.row_groups << m.log_items, block, blocks);
   return {m,
           mine.count(),
           mine.begin,
           1,
-          1,
+          by_part ? m.row_groups : 1,
+          by_part ? divider(m.row_groups) : 0,
+          0,
+          by_part ? 0 : -1,
           0,
           0,
-          -1,
-          0,
-          0,
-          static_cast<std::int64_t>(m.span) * m.tiles * m.tile_bytes};
+          by_part ? m.group_bytes : bytes_of_item(m)};
 }
 
 // Units (pass, row group) of gate and up projections, for passes [first, end). Up to eight rows:
@@ -86,8 +99,8 @@ __device__ __forceinline__ void gate_up_runs(const Matrix& m, int first, int end
     const int pass = static_cast<int>(__umulhi(static_cast<std::uint32_t>(begin), magic));
     const int next = dealt ? stop : min(stop, (pass + 1) * m.row_groups);
     const int units = dealt ? over_blocks(next - begin + blocks - 1) : next - begin;
-    f(Run{m, units, begin, step, m.row_groups, magic, 0, first, max(1, kWarps / m.parts),
-          m.log_items, m.group_bytes});
+    f(Run{m, units, begin, step, m.row_groups, magic, 0, first, max(1, kWarps / gate_up_sums(m)),
+          gate_up_log_items(m), m.group_bytes});
     begin = next;
   }
 }
