@@ -37,8 +37,9 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
   const int lane = static_cast<int>(threadIdx.x) & 31;
   Feed feed;
   const int rows = rows_of(s.step);
+  constexpr bool kFused = (STAGES & (STAGES - 1)) != 0;
   // What has a stage of its own for the norms.
-  const bool by_part = (STAGES & (STAGES - 1)) != 0 && norms_apart();
+  const bool by_part = kFused && norms_apart();
 #pragma unroll 1
   for (int l = p.first_layer; l < p.last_layer; ++l) {
     __syncwarp();
@@ -56,7 +57,7 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
       feed_gate_up(feed, layer.gate_up, shared_passes, s.table.passes,
                    layer.shared_gate_up.row_groups, rows, layer.gate_up_stride);
     }
-    if (has(kDown) && feed.alive) feed_down(feed, layer);
+    if (has(kDown) && feed.alive) feed_down<kM3 && kOneRow && kFused>(feed, layer);
   }
   if (has(kHead)) feed_share(feed, p.lm_head, s.step.logit_rows);
   drain();

@@ -153,9 +153,12 @@ __device__ __forceinline__ void feed_down_run(Feed& f, const Run& run, const Lay
   feed_run(f, run, part == 0 && layer.down_stride != 0 ? Passes::kExperts : Passes::kSame,
            layer.down_stride, run.m.span, run.m.chunks);
 }
+// `WORDS`: the fused kernel for one row, whose experts meet in one batch of some row groups.
+template <bool WORDS>
 __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
   const Shared& s = shared();
-  if (const int together = down_groups_of_row(s.params, layer, s.table); together > 0) {
+  if constexpr (WORDS) {
+    const int together = down_groups_of_row(s.params, layer, s.table);
     const Share mine(layer.down.row_groups, block_of_rank(), blocks_of_rank());
 #pragma unroll 1
     for (int g = mine.begin; g < mine.end && f.alive; g += together) {

@@ -211,76 +211,6 @@ __device__ __forceinline__ float add_experts(const Context& c, const float* prod
   return sum;
 }
 
-// One row whose experts all fit: what down_stage does, without batches of experts.
-__device__ __forceinline__ void down_row(Context& c, int together) {
-  const Layer& layer = c.layer();
-  const Table& t = c.s.table;
-  const int hidden = hidden_of(c.p.shape);
-  const int parts = layer.down.parts;
-  const int log_parts = 31 - __clz(parts);
-  const int row_bytes = layer.down.row_bytes;
-  const int slots = t.slots;
-  float* products = c.red;  // [group][slot][part][16]
-  const Layout layout(layer.down);
-  stage_rows(c, layout, row_bytes, 0, slots,
-             [&](int r) { return c.p.mid + static_cast<std::int64_t>(r) * c.p.shape.mid_width; });
-  const Share mine(layer.down.row_groups, c.block, c.blocks);
-  // What the first sums are added to, asked for early.
-  const int early = mine.begin * 16 + (c.thread >> log_parts);
-  const float residual =
-      early < mine.end * 16 && early < hidden ? load_bf16(c.p.middle + early) : 0;
-  wait_copies();
-  sync(c);
-#pragma unroll 1
-  for (int g = mine.begin; g < mine.end; g += together) {
-    if (g != mine.begin) sync(c);  // whoever still reads the products
-    const DownBatch batch{g, min(together, mine.end - g), 0, t.passes, 0, slots, true};
-#pragma unroll 1
-    for (int which = 0; which < 2; ++which) {
-      const Run run = batch.run(layer, t, which);
-      item_products<DownKind>(
-          c, run, 0, run.units,
-          [&](int unit) {
-            const int first = t.first[run.place(unit).pass];
-            return column(c, row_bytes, first, c.lane < 4);
-          },
-          [&](int unit, int part, float4 v) {
-            if ((c.lane & 3) != 0) return;
-            const Run::Place place = run.place(unit);
-            float* to = products +
-                        (((place.group - g) * slots + t.first[place.pass]) * parts + part) * 16 +
-                        (c.lane >> 2);
-            to[0] = v.x;
-            to[8] = v.z;
-          });
-    }
-    sync(c);
-    const int total = batch.groups * 16 * parts;
-#pragma unroll 1
-    for (int i = c.thread; (i & ~31) < total; i += kThreads) {
-      const int part = i & (parts - 1);
-      const int at = i >> log_parts;
-      float sum = 0;
-      if (i < total) {
-        const float* from = products + ((at >> 4) * slots * parts + part) * 16 + (at & 15);
-#pragma unroll
-        for (int k = 0; k <= chosen_of(c.p.shape); ++k) {
-          sum = fmaf(t.slot_weight[k], from[k * parts * 16], sum);
-        }
-      }
-      sum = add_parts(parts, sum);
-      const int out = g * 16 + at;
-      if (i >= total || part != 0 || out >= hidden) continue;
-      if (has_peers()) {
-        publish(kMlpSite, c.p.first_layer + c.layers_done, 0, out, sum);
-        continue;
-      }
-      const float before = g == mine.begin && i < kThreads ? residual : load_bf16(c.p.middle + out);
-      c.p.hidden[out] = to_bf16(before + round_bf16(sum));
-    }
-  }
-}
-
 // A batch's rows of activations into shared memory. Routed rows lie before the shared ones; the two
 // may be padded differently.
 __device__ __forceinline__ void stage_mid(Context& c, const DownBatch& batch, int row_bytes,
@@ -450,11 +380,7 @@ __device__ __forceinline__ void down_rows(Context& c) {
 __device__ __forceinline__ void down_stage(Context& c) {
   const Layer& layer = c.layer();
   if (has_peers() && !may_exchange(kMlpSite, c.p.first_layer + c.layers_done, kDown)) return;
-  if (const int together = down_groups_of_row(c.p, layer, c.s.table); together > 0) {
-    down_row(c, together);
-  } else {
-    down_rows(c);
-  }
+  down_rows(c);
   if (has_peers()) {
     collect_share(kMlpSite, c.p.first_layer + c.layers_done, kDown,
                   (layer.moe != 0 ? layer.down : layer.shared_down).row_groups, nullptr);

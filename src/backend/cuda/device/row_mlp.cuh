@@ -88,7 +88,7 @@ __device__ __forceinline__ void route_only_row(Context& c, const float* logits, 
 // Where partial logits lie, [part][expert]: behind the staged row.
 inline constexpr int kLogitsBegin = kEarlyBegin;
 static_assert(kLogitsBegin + kRouterParts * kMaxExperts * 4 <= attention_bytes(128, true));
-// Activations of all experts of a row lie there at once: down_groups_of_row() finds a batch.
+// Activations of all experts of a row lie in shared memory at once.
 static_assert(5 * (3072 * 2 + 64) <= attention_bytes(128, true));
 
 // The routed part of the table, from words of partial logits, handed to the feeding warp: by the
@@ -208,7 +208,7 @@ __device__ __forceinline__ void stage_mid_words(Context& c, int width, int row_b
   }
 }
 
-// down_row(), whose experts are slots in ascending order, the shared one last.
+// down_rows() for one row, whose experts are slots in ascending order, the shared one last.
 __device__ __forceinline__ void row_down_stage(Context& c) {
   const Layer& layer = c.layer();
   const Table& t = c.s.table;

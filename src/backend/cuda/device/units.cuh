@@ -138,11 +138,9 @@ struct DownBatch {
             m.group_bytes};
   }
 };
-// Whether the experts of one row meet in a single batch of some row groups: then how many of these,
-// otherwise 0.
+// Row groups whose sums meet at once in the fused kernel for one row, whose experts all do.
 __device__ __forceinline__ int down_groups_of_row(const Params& p, const Layer& layer,
                                                   const Table& t) {
-  if (!kM3 || !kOneRow || p.x_bytes < t.slots * layer.down.row_bytes) return 0;
   const int sums = 2 * red_entries_of(p) * red_columns_of(p) >> 31 - __clz(layer.down.parts);
   return sums / t.slots;
 }
