@@ -11,9 +11,8 @@ constexpr int kSmallLimit = 195 * 1024;
 // Copies on their way into a ring, at most; measured. What blocks tell each other waits behind
 // them, so the fused kernel has fewer of weights that it knows long before it uses them. A stage of
 // its own tells nobody anything.
-constexpr int kInFlight = 8;
+constexpr int in_flight(int rows) { return rows > 4 ? 8 : 10; }
 constexpr int known_in_flight(int rows) { return rows > kColumns ? 6 : 4; }
-constexpr int in_flight_alone(int rows) { return rows > 4 ? 8 : 10; }
 
 const KernelSet& set_of(bool m3, const Params& params) {
   if (!m3) return any_kernels();
@@ -41,7 +40,7 @@ bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, P
   const int fixed = any_kernels().fixed_bytes;
   params.slots =
       std::min((limit - fixed - params.x_bytes - red_bytes(params)) / kSlotBytes, kMaxSlots);
-  params.in_flight = std::min(kInFlight, params.slots);
+  params.in_flight = std::min(in_flight(rows), params.slots);
   params.known_in_flight = std::min(known_in_flight(rows), params.slots);
   // A warp may wait for a slot no more than one ring ahead of what has been copied.
   for (params.round = kWarps; params.round > params.slots;) params.round /= 2;
@@ -97,8 +96,7 @@ cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
                          cudaStream_t stream) {
   const bool exchanges = params.mail.ranks > 1 && (stage == kOutput || stage == kDown);
   Params alone = params;
-  alone.in_flight = alone.known_in_flight =
-      std::min(in_flight_alone(params.most_rows), params.slots);
+  alone.in_flight = alone.known_in_flight = std::min(in_flight(params.most_rows), params.slots);
   return launch(set_of(m3, alone).stages[stage], alone, blocks, exchanges, stream);
 }
 
