@@ -7,12 +7,12 @@
 namespace monolayer::cuda {
 namespace {
 
-// One rank of four of MiniMax-M3 on one NVIDIA H200 (bench/results/2026-11-30-cuda-one-row.json):
-// the largest size measured at which fused is ahead or even, with the next one behind or not
-// measured.
-constexpr cpu::FusedSpan kM3[] = {{1, 8192}, {2, 16384}, {4, 32768}, {16, 8192}};
-// One rank of two, on two of them, where more rows were behind; one and two rows beyond 8,192
-// tokens as a rank of four.
+// One rank of four of MiniMax-M3 on one NVIDIA H200
+// (bench/results/2026-11-30-cuda-twelve-tiles.json): the largest size measured at which fused is
+// ahead, with the next one behind or not measured; of 16 rows between two such sizes.
+constexpr cpu::FusedSpan kM3[] = {{1, 8192}, {2, 16384}, {16, 4096}};
+// One rank of two, on two of them (2026-11-30-cuda-one-row.json), where more rows were behind; one
+// and two rows beyond 8,192 tokens as a rank of four.
 constexpr cpu::FusedSpan kM3OfTwo[] = {{1, 8192}, {2, 16384}, {4, 2048}, {8, 512}};
 // Kernels for any shape: with the embedded model there the native graph is 5 % faster at one row.
 constexpr cpu::FusedSpan kAny[] = {{16, 0}};
