@@ -129,16 +129,30 @@ float bf16_of(float value) {
 }
 
 // What steps of one row multiply: BF16 values of one size or of sizes far apart, very large and
-// very small ones, zeros, and a few that are none of that.
+// very small ones, powers of two alone, zeros, and a few that are none of that.
 Floats activations(Random& random, std::int64_t count) {
   Floats values = floats(random, count, Content::kTame);
-  const int size = static_cast<int>(pick(random, 0, 2) == 0 ? pick(random, -140, 130) : 0);
+  int size = 0;
+  std::uint32_t kept = pick(random, 0, 7) == 0 ? 0xff800000U : 0xffff0000U;
+  switch (pick(random, 0, 5)) {
+    case 0:
+    case 1:
+      size = static_cast<int>(pick(random, -140, 130));
+      break;
+    case 2:  // where integer sums of few bits no longer fit a float32 once they are scaled
+      size = static_cast<int>(pick(random, 106, 112));
+      kept = 0xff800000U;
+      break;
+    default:
+      break;
+  }
   const std::int64_t apart = pick(random, 0, 3);  // in how many lanes values are far apart
   const bool strange = pick(random, 0, 5) == 0;
   for (float& value : values) {
     if (pick(random, 0, 63) < apart)
       value *= std::ldexp(1.0F, static_cast<int>(pick(random, -40, 10)));
     value = bf16_of(std::ldexp(value, size));
+    value = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) & kept);
     if (strange && pick(random, 0, 99) == 0) value = any_float(random);
   }
   return values;
