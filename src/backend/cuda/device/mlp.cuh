@@ -1,6 +1,7 @@
 // Experts of one layer: gate and up with the activation, and down.
 #pragma once
 
+#include "backend/cuda/device/expert_products.cuh"
 #include "backend/cuda/device/projections.cuh"
 #include "backend/cuda/device/route.cuh"
 
