@@ -31,13 +31,11 @@ struct Shape {
   static constexpr int kChunkBytes = 16 * Decoder<F>::kWordBytes;
   static constexpr int kChunkScales = kMX ? kChunkColumns / 32 : 0;
   // One activation: this many rows and parts of rows at a time, so that their chains of fmas
-  // overlap. With group scales a chain ends with its chunk and two rows are enough; so are two
-  // where reading takes longer than computing, as they come from memory a tenth faster than four.
-  static constexpr bool kReadBound = F == Format::kBF16 && (HWY_TARGET == HWY_AVX2);
-  static constexpr bool kTwoRows = (kMX && kParts > 1) || kReadBound;
+  // overlap. With group scales a chain ends with its chunk and two rows are enough.
   static constexpr bool kFourRows = F == Format::kBF16 || (F == Format::kE4M3 && kParts > 1);
-  static constexpr int kRows = kTwoRows ? 2 : kFourRows ? 4 : 3;
-  // Weights are fetched at least this far ahead.
+  static constexpr int kRows = kMX && kParts > 1 ? 2 : kFourRows ? 4 : 3;
+  // Whether reading takes longer than computing. Weights are fetched at least kAheadBytes ahead.
+  static constexpr bool kReadBound = F == Format::kBF16 && (HWY_TARGET == HWY_AVX2);
   static constexpr std::int64_t kAheadBytes = kReadBound ? 32768 : 2048;
   static constexpr int kRowParts = kMX || kHasNaNCodes ? HWY_MIN(kParts, 2) : 1;
 };
@@ -49,9 +47,9 @@ struct Row {
 };
 
 // What is fetched into the second-level cache ahead of some rows, a line of each a chunk: the rows
-// that come next. Where no bytes lie between rows they are fetched as the one stretch of memory
-// they are, and the processor's own prefetcher joins in, which has more requests under way than
-// prefetch instructions can have: up to a quarter more bytes a second than row beside row.
+// that come next. Where no bytes lie between rows they may be fetched as the one stretch of memory
+// they are: rows that take longer to compute than to read, a cache line of each at a time, were
+// read up to a quarter faster so on AVX2, as the processor's own prefetcher joins in. BF16 was not.
 struct Ahead {
   const std::uint8_t* line;
   std::int64_t row_step;    // from one row's line to the next one's
@@ -105,10 +103,6 @@ HWY_INLINE unsigned Accumulate(const Row* rows, std::int64_t chunks, Ahead* ahea
   }
   for (std::int64_t c = 0; c < chunks; ++c) {
     ahead->template Fetch<kR>();
-    if constexpr (S::kReadBound && kR > 1 && kB == 1) {  // close by too, into the first level
-#pragma GCC unroll 8
-      for (int r = 0; r < kR; ++r) __builtin_prefetch(data[r] + 512, 0, 3);
-    }
 #pragma GCC unroll 8
     for (int first = 0; first < kParts; first += kP) {
       Decoder<F> decoders[kR * kP];

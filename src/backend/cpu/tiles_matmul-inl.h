@@ -77,7 +77,8 @@ HWY_INLINE Ahead AheadOf(const Problem<F>& problem, const Row& row) {
   constexpr std::int64_t kBytes = Shape<F>::kChunkBytes * kChunks;
   const std::int64_t group = problem.w.row_bytes * kR;
   const std::uint8_t* line = row.data + (Shape<F>::kAheadBytes + group - 1) / group * group;
-  if (HWY_TARGET == HWY_AVX2 && problem.gapless) return Ahead{line, kBytes, kBytes * kR};
+  constexpr bool kOneStretch = HWY_TARGET == HWY_AVX2 && !Shape<F>::kReadBound;
+  if (kOneStretch && problem.gapless) return Ahead{line, kBytes, kBytes * kR};
   return Ahead{line, problem.w.row_bytes, kBytes};
 }
 
