@@ -96,7 +96,7 @@ cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
                          cudaStream_t stream) {
   const bool exchanges = params.mail.ranks > 1 && (stage == kOutput || stage == kDown);
   Params alone = params;
-  alone.in_flight = alone.known_in_flight = std::min(in_flight(params.most_rows), params.slots);
+  alone.known_in_flight = alone.in_flight;
   return launch(set_of(m3, alone).stages[stage], alone, blocks, exchanges, stream);
 }
 

@@ -38,7 +38,7 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
   Feed feed;
   const int rows = rows_of(s.step);
   constexpr bool kFused = (STAGES & (STAGES - 1)) != 0;
-  // What has a stage of its own for the norms.
+  // With norms as a stage of their own, projections and router are dealt out part by part.
   const bool by_part = kFused && norms_apart();
 #pragma unroll 1
   for (int l = p.first_layer; l < p.last_layer; ++l) {

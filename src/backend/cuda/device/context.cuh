@@ -13,7 +13,7 @@ struct State {
   std::uint32_t wraps;    // of the ring before it
   int turn;               // warp that takes the next item
   int half;               // of the sums
-  std::uint32_t batches;  // of sums in gate_up, so far
+  std::uint32_t batches;  // of sums in gate_up and down, so far
   int staged;  // layout in which x holds the step's normed rows after attention; -1: it does not
   int layers_done;  // of the run; the layer's copy in Shared::layers goes by its parity
   int routed;       // which half of gate_up
@@ -34,7 +34,7 @@ struct Shared {
   alignas(16) std::uint8_t begins[kMaxRows * kMaxChosen];   // 0xFF: the choice begins a pass
   std::int32_t selected[kMaxTopBlocks];
   std::uint64_t full[kMaxSlots], empty[kMaxSlots], routed;
-  std::uint64_t red_done[2], red_free[2];    // halves of the sums, in gate_up
+  std::uint64_t red_done[2], red_free[2];    // halves of the sums, in gate_up and down
   alignas(16) unsigned char zero[16];        // what columns without a row read
   volatile std::uint32_t issued[kMaxSlots];  // copies into each slot so far
   volatile std::int32_t abort;
@@ -77,7 +77,7 @@ struct BlocksOfRank {
 struct Context : State {
   const Params& p;
   Shared& s;
-  unsigned char* x;  // activations of up to eight columns; attention's scratch
+  unsigned char* x;  // activations of up to eight rows, or parts of more; attention's scratch
   float* red;        // two halves of red_entries x 16 rows x red_columns
   int thread, warp, lane;
   BlockOfRank block;

@@ -19,7 +19,8 @@ __device__ __forceinline__ void expert_products(Context& c, const Run& run, int 
   constexpr int kTileColumns = 128;  // bytes of activations that a tile meets
   constexpr int kCopies = K::kSpan * K::kTiles / (2 * kTiles);
   static_assert(K::kSpan * K::kTiles == kCopies * 2 * kTiles && (kCopies == 1 || ADDED) &&
-                kCopies <= 2 && 2 * kTiles * kTileBytes == kSlotBytes);
+                kCopies <= 2 && 2 * kTiles * kTileBytes == kSlotBytes &&
+                (!kM3 || K::kChunkTiles == 2 * kTiles));
   const int items = units << run.log_items;
   const int mask = (1 << run.log_items) - 1;
   const int round = c.p.round;

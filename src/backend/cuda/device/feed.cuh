@@ -150,8 +150,8 @@ __device__ __noinline__ void feed_gate_up(Feed& f, const Matrix& m, int first, i
 // The routed experts' run of a batch of down, or the shared one's.
 __device__ __forceinline__ void feed_down_run(Feed& f, const Run& run, const Layer& layer,
                                               int part) {
-  feed_run(f, run, part == 0 && layer.down_stride != 0 ? Passes::kExperts : Passes::kSame,
-           layer.down_stride, run.m.span, run.m.chunks);
+  feed_run(f, run, part == 0 ? Passes::kExperts : Passes::kSame, layer.down_stride,
+           DownKind::span(run.m), DownKind::chunks(run.m));
 }
 // `WORDS`: the fused kernel for one row, whose experts meet in one batch of some row groups.
 template <bool WORDS>

@@ -374,7 +374,7 @@ __device__ __forceinline__ float add_parts(int parts, float v) {
   return v;
 }
 
-// The same of parts that lie `stride` floats apart, by one thread; of MiniMax-M3's wide matrices 8.
+// The same of up to eight parts that lie `stride` floats apart, by one thread.
 __device__ __forceinline__ float tree_of_parts(const float* from, int stride, int parts) {
   float v[8];
 #pragma unroll

@@ -84,11 +84,4 @@ using RouterKind = Kind<kUnscaled, 0, 1>;
 using GateUpKind = Kind<static_cast<int>(Format::kMXFP4), kM3GateUpTiles, kOneRow ? 1 : 2>;
 using DownKind = Kind<static_cast<int>(Format::kMXFP4), kM3DownTiles, 2>;
 
-// Every part of a row is made of whole tiles, so no padding lies between them.
-__device__ __forceinline__ bool is_padded(const Matrix& m) {
-  return !kM3 && m.parts * m.part_cols != m.cols;
-}
-// Experts' projections from and to the hidden dimension.
-__device__ __forceinline__ int wide_parts(const Matrix& m) { return kM3 ? 8 : m.parts; }
-
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

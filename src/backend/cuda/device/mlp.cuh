@@ -53,43 +53,48 @@ __device__ __forceinline__ void activate(const Context& c, const Run& run, int f
   }
 }
 
-__device__ __forceinline__ void wait_red(const Context& c, std::uint64_t* b, std::uint32_t parity) {
-  while (!mbarrier_try(b, parity)) {
+// Sums of gate and up and of down, batch by batch in two halves: where they lie; until all warps
+// have stored them (red_done) or taken them (red_free); this warp has.
+__device__ __forceinline__ float* red_of(const Context& c, std::uint32_t batch) {
+  return c.red + (batch & 1) * (red_entries_of(c.p) * 16 * red_columns_of(c.p));
+}
+__device__ __forceinline__ void wait_batch(const Context& c, std::uint64_t (&barriers)[2],
+                                           std::uint32_t batch) {
+  while (!mbarrier_try(&barriers[batch & 1], batch >> 1 & 1)) {
     if (c.s.abort != 0) break;
   }
+}
+__device__ __forceinline__ void arrive_batch(const Context& c, std::uint64_t (&barriers)[2],
+                                             std::uint32_t batch) {
+  __syncwarp();
+  if (c.lane == 0) mbarrier_arrive(&barriers[batch & 1]);
 }
 
 // Sums of gate and up, then the activation, for a run of units. products(first, units, store) makes
 // sums of some and store(unit, part, sums)s them; outputs(first, units, red, wait) takes them after
-// wait(). Nobody waits for the slowest of a batch but who makes its outputs, one batch late: sums
-// of two batches lie side by side.
+// wait(), one batch late: sums of two batches lie side by side. So warps wait for the slowest of a
+// batch only if they make its outputs, and for those of the batch before last before they store.
 template <typename P, typename O>
 __device__ __forceinline__ void gate_up_batches(Context& c, const Run& run, P&& products,
                                                 O&& outputs) {
   const int parts = gate_up_sums(run.m);
-  const int half_floats = red_entries_of(c.p) * 16 * red_columns_of(c.p);
 #pragma unroll 1
   for (int first = 0;; first += run.batch, ++c.batches) {
-    const int half = static_cast<int>(c.batches & 1);
-    const std::uint32_t parity = c.batches >> 1 & 1;
     if (first < run.units) {
-      float* red = c.red + half * half_floats;
+      float* red = red_of(c, c.batches);
       products(first, min(run.batch, run.units - first), [&](int unit, int part, float4 v) {
-        wait_red(c, &c.s.red_free[half], parity ^ 1);
+        wait_batch(c, c.s.red_free, c.batches - 2);
         keep_sums(c, red, (unit - first) * parts + part, v);
       });
       // A warp without an item must not be two batches ahead either.
-      wait_red(c, &c.s.red_free[half], parity ^ 1);
-      __syncwarp();
-      if (c.lane == 0) mbarrier_arrive(&c.s.red_done[half]);
+      wait_batch(c, c.s.red_free, c.batches - 2);
+      arrive_batch(c, c.s.red_done, c.batches);
     }
     if (first > 0) {
-      const int before = half ^ 1;
-      const int units = min(run.batch, run.units - first + run.batch);
-      outputs(first - run.batch, units, c.red + before * half_floats,
-              [&] { wait_red(c, &c.s.red_done[before], c.batches - 1 >> 1 & 1); });
-      __syncwarp();
-      if (c.lane == 0) mbarrier_arrive(&c.s.red_free[before]);
+      const std::uint32_t before = c.batches - 1;
+      outputs(first - run.batch, min(run.batch, run.units - first + run.batch), red_of(c, before),
+              [&] { wait_batch(c, c.s.red_done, before); });
+      arrive_batch(c, c.s.red_free, before);
     }
     if (first >= run.units) break;
   }
@@ -239,13 +244,12 @@ __device__ __forceinline__ void stage_mid(Context& c, const DownBatch& batch, in
   sync(c);
 }
 
-// Products of a batch, [group][slot][part][16].
+// Products of a batch, [group][slot][part][16]. A warp without an item has nothing to wait for: all
+// have waited for the batch before.
 __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch, int row_bytes,
                                               float* products) {
   const Table& t = c.s.table;
   const int own = c.lane >> 2;
-  const int half = static_cast<int>(c.batches & 1);
-  const std::uint32_t parity = c.batches >> 1 & 1;
   const int slots = batch.end_slot - batch.first_slot;
 #pragma unroll 1
   for (int which = 0; which < 2; ++which) {
@@ -254,7 +258,7 @@ __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch
     if (run.units == 0) continue;
     const int parts = m.parts;
     const auto store = [&](int unit, int part, float4 v) {
-      wait_red(c, &c.s.red_free[half], parity ^ 1);
+      wait_batch(c, c.s.red_free, c.batches - 2);
       const Run::Place place = run.place(unit);
       const int count = t.count[place.pass];
       const int column_of = 2 * (c.lane & 3);
@@ -345,17 +349,15 @@ __device__ __forceinline__ void down_rows(Context& c) {
   const int row_bytes = max(layer.down.row_bytes, layer.shared_down.row_bytes);
   const int parts = (layer.moe != 0 ? layer.down : layer.shared_down).parts;
   const int routed_end = routed_slots(c.s, layer);
-  const int half_floats = red_entries_of(c.p) * 16 * red_columns_of(c.p);
   DownBatch before{};
   int staged = -1;
   bool pending = false;  // sums of the batch before
   const auto add_before = [&] {
     if (!pending) return;
-    const int half = static_cast<int>(c.batches - 1 & 1);
-    wait_red(c, &c.s.red_done[half], c.batches - 1 >> 1 & 1);
-    add_down(c, before, parts, c.red + half * half_floats);
-    __syncwarp();
-    if (c.lane == 0) mbarrier_arrive(&c.s.red_free[half]);
+    const std::uint32_t last = c.batches - 1;
+    wait_batch(c, c.s.red_done, last);
+    add_down(c, before, parts, red_of(c, last));
+    arrive_batch(c, c.s.red_free, last);
     pending = false;
   };
   down_batches(c.p, layer, t, c.lane, c.block, c.blocks, [&](const DownBatch& batch) {
@@ -366,10 +368,8 @@ __device__ __forceinline__ void down_rows(Context& c) {
       stage_mid(c, batch, row_bytes, routed_end);
       staged = batch.first;
     }
-    const int half = static_cast<int>(c.batches & 1);
-    down_products(c, batch, row_bytes, c.red + half * half_floats);
-    __syncwarp();
-    if (c.lane == 0) mbarrier_arrive(&c.s.red_done[half]);
+    down_products(c, batch, row_bytes, red_of(c, c.batches));
+    arrive_batch(c, c.s.red_done, c.batches);
     add_before();
     before = batch;
     pending = true;

@@ -252,8 +252,8 @@ __device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int
   }
 }
 
-// More rows than a product takes at once: blocks norm a row each, for all to stage. With blocks
-// enough, each stages two parts of K at most (product_by_part), so that all rows fit.
+// More rows than a product takes at once: blocks norm a row each, for all to stage. Only with so
+// many blocks that each stages at most two parts of K (product_by_part): all rows of those fit.
 __device__ __forceinline__ bool norms_apart() {
   return kM3 && !kOnePass && rows_of(shared().step) > kColumns && blocks_of_rank() >= kRouterParts;
 }

@@ -11,7 +11,9 @@ __device__ __forceinline__ std::uint32_t divider(int divisor) {
   return 0xFFFFFFFFU / static_cast<std::uint32_t>(divisor) + 1;
 }
 
-// A run of units of one matrix, each a row group of some pass (or of the matrix alone).
+// A run of units of one matrix, each a row group of some pass (or of the matrix alone). A pass is
+// an expert with up to eight of its rows; or eight rows of a step; or, of items dealt out part by
+// part, those parts.
 struct Run {
   const Matrix& m;
   int units;
@@ -20,7 +22,7 @@ struct Run {
   std::uint32_t magic;  // number / per_pass is the high word of number * magic
   int group;            // row group of a pass's first number
   int pass;             // pass of number 0; -1: numbers are row groups of the matrix alone
-  int batch;            // units between two meetings of the warps; 0: all
+  int batch;            // units whose sums are kept at once; 0: all
   int log_items;        // items of a unit
   std::int64_t unit_bytes;
 
@@ -43,7 +45,7 @@ __device__ __forceinline__ int groups_at_once(const Matrix& m) {
 // Sums of a row group of gate and up that are kept and added in the tree, and its items:
 // MiniMax-M3's kernels make one of each item, whatever parts the matrix says belong to one.
 __device__ __forceinline__ int gate_up_sums(const Matrix& m) {
-  return kM3 ? wide_parts(m) / GateUpKind::kSpan : m.parts;
+  return kM3 ? 8 / GateUpKind::kSpan : m.parts;
 }
 __device__ __forceinline__ int gate_up_log_items(const Matrix& m) {
   return kM3 ? 31 - __clz(gate_up_sums(m)) : m.log_items;
@@ -55,11 +57,11 @@ __device__ __forceinline__ Run share_of(const Matrix& m, int block, int blocks) 
   return {m,           mine.count(), mine.begin, 1, 1, 0, 0, -1, groups_at_once(m),
           m.log_items, m.group_bytes};
 }
-// This block's items of a matrix, whatever row group they belong to: row group by row group, or
-// part by part (then a "pass" is an item's parts), so that a block meets few parts.
 __device__ __forceinline__ std::int64_t bytes_of_item(const Matrix& m) {
   return static_cast<std::int64_t>(m.span) * m.tiles * m.tile_bytes;
 }
+// This block's items of a matrix, whatever row group they belong to: row group by row group, or
+// part by part, so that a block meets few parts.
 __device__ __forceinline__ Run items_of(const Matrix& m, bool by_part, int block, int blocks) {
   const Share mine(m.row_groups << m.log_items, block, blocks);
   return {m,
@@ -113,7 +115,8 @@ __device__ __forceinline__ int down_pass(const Table& t, int i) {
 }
 
 // The down projection's batches: some passes, as many as shared memory holds activations of, times
-// some row groups, as many as it holds sums of; all row groups of a block, then the next passes.
+// some row groups, as many as half of its sums holds; all row groups of a block, then the next
+// passes.
 struct DownBatch {
   int group, groups;
   int first, end;            // passes, in the order of down_pass
@@ -150,8 +153,10 @@ __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer
                                              int lane, int block, int blocks, F&& f) {
   const Matrix& shape = layer.moe != 0 ? layer.down : layer.shared_down;
   const Share mine(shape.row_groups, block, blocks);
+  // Nothing else keeps such a block's feeding warp from reading the next layer's table.
+  if (mine.count() == 0) return;
   const int row_bytes = max(shape.row_bytes, layer.shared_down.row_bytes);
-  // Slots of a batch's row groups whose products half of the sums holds.
+  // Pairs of a slot and a row group whose products half of the sums holds.
   const int sums = red_entries_of(p) * red_columns_of(p) / shape.parts;
   const int capacity = min(p.x_bytes / row_bytes, sums);
   const auto end_of = [&](int i) {
