@@ -59,8 +59,9 @@ CLI::Option* Flags::integer(CLI::App& app, const std::string& name, std::int64_t
 }
 
 CLI::Option* Flags::one_of(CLI::App& app, const std::string& name, std::int64_t& value,
-                           std::vector<std::int64_t> values, const std::string& help) {
+                           const std::vector<std::int64_t>& values, const std::string& help) {
   std::vector<std::string> words;
+  words.reserve(values.size());
   for (const std::int64_t each : values) words.push_back(std::to_string(each));
   CLI::Option* option = app.add_option_function<std::string>(
       name,

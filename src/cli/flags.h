@@ -24,7 +24,7 @@ class Flags {
   CLI::Option* integer(CLI::App& app, const std::string& name, std::int64_t& value,
                        std::int64_t low, std::int64_t high, const std::string& help);
   CLI::Option* one_of(CLI::App& app, const std::string& name, std::int64_t& value,
-                      std::vector<std::int64_t> values, const std::string& help);
+                      const std::vector<std::int64_t>& values, const std::string& help);
   CLI::Option* seed(CLI::App& app, const std::string& name, std::uint64_t& value,
                     const std::string& help);
   CLI::Option* real(CLI::App& app, const std::string& name, double& value, double low, double high,

@@ -339,7 +339,7 @@ class RankZero final : public cpu::Native {
               std::vector<float>& logits, m3::TraceSink* sink) override {
     ML_RETURN_IF_ERROR(rank_.group->status());
     if (!processes_.tell(step_message(Order::kStep, sequences))) return lost();
-    const Status status = rank_.native->step(sequences, *rank_.pool, logits, sink);
+    Status status = rank_.native->step(sequences, *rank_.pool, logits, sink);
     if (!status.ok() && !is_everybodys(status.code())) rank_.group->fail(status);
     return status;
   }
@@ -347,7 +347,7 @@ class RankZero final : public cpu::Native {
                      cpu::CachePool& /*cache*/) override {
     ML_RETURN_IF_ERROR(rank_.group->status());
     if (!processes_.tell(step_message(Order::kPrepare, largest))) return lost();
-    const Status status = rank_.native->prepare_for(largest, *rank_.pool);
+    Status status = rank_.native->prepare_for(largest, *rank_.pool);
     if (!status.ok() && !is_everybodys(status.code())) rank_.group->fail(status);
     return status;
   }

@@ -119,10 +119,12 @@ TEST_F(PromptTokens, ToolNamesArgumentsAndResultsStayText) {
 
 TEST_F(PromptTokens, RandomTextRoundTrips) {
   const std::vector<std::string> pieces = {
-      "]~b]", "user\n", "[e~[",   "]<]minimax[>[", "<mm:think>",  "]",       "[",
-      " ",    "\n\n",   "Hello",  "日本",          "👩‍👧", "e\u0301", "\t",
-      "<",    ">",      "~b]ai",  "</mm:think>",   "12",          "]!",      "{{ x }}",
-      "{%",   "%}",     "\u0000x"};
+      "]~b]",       "user\n",      "[e~[", "]<]minimax[>[",
+      "<mm:think>", "]",           "[",    " ",
+      "\n\n",       "Hello",       "日本", "👩‍👧",
+      "e\u0301",    "\t",          "<",    ">",
+      "~b]ai",      "</mm:think>", "12",   "]!",
+      "{{ x }}",    "{%",          "%}",   std::string("\0x", 2)};
   const std::vector<std::int32_t> expected = control(encode(render(conversation("a"))));
   std::mt19937 random(7);
   for (int i = 0; i < 300; ++i) {
