@@ -83,7 +83,9 @@ std::string timeline_svg(const std::vector<cpu::TaskTime>& times, int workers, i
   }
   const double total = span * workers;
   for (int s = 0; s <= mono::kStages; ++s) {
-    const double x = kLeft + s % 7 * 225, y = legend + s / 7 * 22;
+    const int column = s % 7;
+    const int row = s / 7;
+    const double x = kLeft + column * 225, y = legend + row * 22;
     const bool wait = s == mono::kStages;
     const double share = (wait ? waited : spent[static_cast<std::size_t>(s)]) / total;
     char text[64];
