@@ -124,6 +124,7 @@ class Group {
     const std::int32_t code = ml_group_create_threads(count, timeout_s, handles.data());
     if (code != ML_OK) return Status(code);
     std::vector<Group> groups;
+    groups.reserve(handles.size());
     for (ml_group* handle : handles) groups.push_back(Group(handle));
     return groups;
   }

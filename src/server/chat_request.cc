@@ -73,7 +73,7 @@ void read_thinking(Fields& fields, const ServedModel& model, ChatParts& parts) {
 
 }  // namespace
 
-std::optional<ApiError> render_chat(ChatParts parts, const ServedModel& model,
+std::optional<ApiError> render_chat(const ChatParts& parts, const ServedModel& model,
                                     GenerationSpec& spec) {
   if (!model.chat) return bad_field("messages", "cannot be rendered: " + model.chat_missing);
   const bool any_tools = parts.tools.is_array() && !parts.tools.empty();
@@ -155,7 +155,7 @@ ApiResult<GenerationSpec> parse_chat_request(const Json& body, const ServedModel
   read_thinking(fields, model, parts);
   if (!fields.ok()) return *fields.error();
   if (auto error = read_tool_choice(fields, parts)) return *error;
-  if (auto error = render_chat(std::move(parts), model, spec)) return *error;
+  if (auto error = render_chat(parts, model, spec)) return *error;
   if (auto error = check_lengths(spec, model, fields.has(max_name))) return *error;
   return spec;
 }

@@ -79,7 +79,7 @@ struct ChatParts {
   std::string tool_choice = "auto", forced_tool;
   bool add_generation_prompt = true, continue_final = false;
 };
-std::optional<ApiError> render_chat(ChatParts parts, const ServedModel& model,
+std::optional<ApiError> render_chat(const ChatParts& parts, const ServedModel& model,
                                     GenerationSpec& spec);
 // Lengths against the context, once the prompts are known.
 std::optional<ApiError> check_lengths(GenerationSpec& spec, const ServedModel& model,

@@ -185,7 +185,7 @@ ApiResult<GenerationSpec> parse_messages_request(const Json& body, const ServedM
     if (auto error = add_tools(*tools, parts)) return *error;
   if (!fields.ok()) return *fields.error();
   if (auto error = read_choice(fields, parts, spec)) return *error;
-  if (auto error = render_chat(std::move(parts), model, spec)) return *error;
+  if (auto error = render_chat(parts, model, spec)) return *error;
   if (!generate) return spec;
   if (auto error = check_lengths(spec, model, true)) return *error;
   return spec;

@@ -21,7 +21,7 @@ ChatTrial try_chat(const ServedModel& model, const Json& kwargs) {
   parts.kwargs = kwargs;
   parts.tool_choice = "none";
   GenerationSpec spec;
-  if (auto error = render_chat(std::move(parts), model, spec)) return {std::move(error), false};
+  if (auto error = render_chat(parts, model, spec)) return {std::move(error), false};
   if (spec.prompts.front().empty())
     return {bad_field("messages", "the chat template writes nothing"), true};
   return {};

@@ -80,7 +80,7 @@ Result<Wish> read_config(const std::string& text) {
   if (!parsed.ok())
     return Status(Code::kInvalidArgument, kConfig,
                   "must be a JSON object; " + parsed.status().message());
-  const Json object = *parsed;
+  const Json& object = *parsed;
   if (!object.is_object()) return Status(Code::kInvalidArgument, kConfig, "must be a JSON object");
   for (const auto& [key, value] : object.items()) ML_RETURN_IF_ERROR(read_key(key, value, wish));
   const bool numbers = wish.length || wish.rate || !wish.rates.empty();

@@ -122,8 +122,9 @@ Status read_pre_tokenizer(const Reader& r, const json& root, TokenizerFile& out,
   for (const json* step : steps) {
     ML_ASSIGN_OR_RETURN(const std::string type, r.type_of(*step, where));
     if (byte_level) {
-      return r.unsupported(where + ": \"" + type +
-                           "\" after ByteLevel, which must be the last step");
+      std::string what = where;
+      what.append(": \"").append(type).append("\" after ByteLevel, which must be the last step");
+      return r.unsupported(what);
     }
     if (type == "Split") {
       ML_ASSIGN_OR_RETURN(SplitRule rule, read_split(r, *step));
@@ -145,8 +146,10 @@ Status read_pre_tokenizer(const Reader& r, const json& root, TokenizerFile& out,
         out.splits.push_back({true, std::string(kGpt2Pattern), SplitBehavior::kIsolated, false});
       }
     } else {
-      return r.unsupported(where + ": type \"" + type +
-                           "\" (Split, Digits, ByteLevel and Sequence are supported)");
+      std::string what = where;
+      what.append(": type \"").append(type);
+      what.append("\" (Split, Digits, ByteLevel and Sequence are supported)");
+      return r.unsupported(what);
     }
   }
   return {};

@@ -59,8 +59,11 @@ class Handler : public nlohmann::json_sax<json> {
         return true;
       }
       case Place::kMergePair:
-        if (pair_count_ == 0) pair_.first = std::move(v);
-        if (pair_count_ == 1) pair_.second = std::move(v);
+        if (pair_count_ == 0) {
+          pair_.first = std::move(v);
+        } else if (pair_count_ == 1) {
+          pair_.second = std::move(v);
+        }
         ++pair_count_;
         return pair_count_ <= 2 || fail(pair_problem());
       default:

@@ -180,6 +180,7 @@ TEST(CApi, WrongArgumentsOfOneRankEndAllRanks) {
   ml_group* groups[2] = {};
   ASSERT_EQ(ml_group_create_threads(2, 60, groups), ML_OK);
   std::vector<std::thread> threads;
+  threads.reserve(2);
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       Deployment d({rank, 2, true, true, ML_E4M3});
@@ -205,6 +206,7 @@ void make_and_leave(bool close) {
   static std::vector<std::unique_ptr<Deployment>> kept;  // borrowed to the end
   kept.resize(2);
   std::vector<std::thread> threads;
+  threads.reserve(2);
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       auto& d = kept[static_cast<std::size_t>(rank)];

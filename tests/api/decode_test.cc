@@ -48,6 +48,7 @@ void expect_decode(const m3::ModelConfig& config, const m3::ModelWeights& weight
     ASSERT_EQ(ml_group_create_threads(ranks, 60, groups.data()), ML_OK);
   }
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(ranks));
   std::vector<std::string> failures(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {

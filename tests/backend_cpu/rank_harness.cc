@@ -27,6 +27,7 @@ void on_ranks(int size, const std::function<void(int, tp::Group&)>& body) {
   auto groups = tp::make_thread_group(size);
   ASSERT_TRUE(groups.ok()) << groups.status().to_string();
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       tp::Group& group = *groups.value()[static_cast<std::size_t>(rank)];

@@ -42,6 +42,7 @@ Outcome run_cli(const std::vector<std::string>& arguments, const RunOptions& opt
   std::vector<std::string> storage{MONOLAYER_BINARY};
   storage.insert(storage.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
+  argv.reserve(storage.size() + 1);
   for (std::string& text : storage) argv.push_back(text.data());
   argv.push_back(nullptr);
 
@@ -91,7 +92,8 @@ std::string not_one_error(const Outcome& outcome, const std::vector<std::string>
   if (outcome.err.rfind("monolayer: error: ", 0) != 0) return "stderr starts otherwise" + shown;
   if (outcome.err.find('\n') != outcome.err.size() - 1) return "stderr is not one line" + shown;
   for (const std::string& part : parts)
-    if (outcome.err.find(part) == std::string::npos) return "'" + part + "' is missing" + shown;
+    if (outcome.err.find(part) == std::string::npos)
+      return std::string("'").append(part).append("' is missing").append(shown);
   return "";
 }
 

@@ -195,6 +195,7 @@ void on_ranks(int ranks, const std::function<void(int, tp::Group*)>& f) {
   if (ranks == 1) return f(0, nullptr);
   auto groups = std::move(tp::make_thread_group(ranks)).value();
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
       f(r, groups[static_cast<std::size_t>(r)].get());

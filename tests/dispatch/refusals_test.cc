@@ -198,6 +198,7 @@ TEST(Refusals, TC3NativeChosenNeverTakesAStep) {
 TEST(Refusals, TC5DecisionsAreUniformOverRanks) {
   std::mt19937_64 random(7);
   std::vector<Dispatcher> ranks;
+  ranks.reserve(8);
   for (int r = 0; r < 8; ++r) {
     ranks.push_back(std::move(Dispatcher::create(supported(), PathChoice::kAuto)).value());
   }
@@ -236,6 +237,7 @@ TEST(Refusals, TC5DecisionsAreUniformOverRanks) {
 TEST(Refusals, TC5AgreementRefusesValuesThatDiffer) {
   auto groups = std::move(tp::make_thread_group(4)).value();
   std::vector<std::thread> threads;
+  threads.reserve(4);
   std::array<bool, 4> same{}, different{};
   for (int r = 0; r < 4; ++r) {
     threads.emplace_back([&, r] {

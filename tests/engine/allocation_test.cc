@@ -68,7 +68,7 @@ class Measured : public NativeModel {
   Status step(std::span<const cpu::StepSequence> sequences, std::vector<float>& logits) override {
     const std::int64_t live = g_live, pieces = g_pieces;
     g_largest = 0;
-    const Status status = NativeModel::step(sequences, logits);
+    Status status = NativeModel::step(sequences, logits);
     kept += g_live - live;
     kept_pieces += g_pieces - pieces;
     largest = std::max<std::int64_t>(largest, g_largest);

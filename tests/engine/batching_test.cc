@@ -88,8 +88,10 @@ TEST_F(Batching, SameTokensWithThirtyOneStrangersGreedyAndSeeded) {
   for (std::uint32_t i = 0; i < 32; ++i)
     requests.push_back(request(prompt(i, i == 7 ? 400 : 3 + i), 4, i % 2 == 0 ? 0 : 1.2));
   std::vector<std::uint64_t> ids;
+  ids.reserve(requests.size());
   for (const Request& r : requests) ids.push_back(*harness->engine().submit(r));
   std::vector<std::vector<std::int32_t>> got;
+  got.reserve(ids.size());
   for (const std::uint64_t id : ids) got.push_back(harness->wait(id).value_or(Answer{}).tokens);
   // The engine's thread is idle now: the model is free for the runs alone.
   for (std::size_t i = 0; i < requests.size(); ++i)
@@ -151,8 +153,10 @@ TEST_F(Batching, Conformance12_PreemptionInATinyPoolGivesTheTokensOfARoomyOne) {
     for (std::uint32_t i = 0; i < 8; ++i)
       requests.push_back(request(prompt(100 + i, 100 + i * 3), 40, i % 2 == 0 ? 0 : 1.0));
     std::vector<std::uint64_t> ids;
+    ids.reserve(requests.size());
     for (const Request& r : requests) ids.push_back(*harness->engine().submit(r));
     std::vector<Answer> answers;
+    answers.reserve(ids.size());
     for (const std::uint64_t id : ids) answers.push_back(harness->wait(id).value_or(Answer{}));
     EXPECT_GT(harness->engine().stats().preemptions, 0);
     for (std::size_t i = 0; i < requests.size(); ++i)

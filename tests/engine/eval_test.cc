@@ -280,7 +280,7 @@ TEST_F(Eval, RefusesLinesItCannotRead) {
         "{\"task\": \"a\", \"messages\": [], \"answer\": \"x\", \"max_tokens\": 5}",
         "{\"task\": \"a\", \"messages\": 3, \"answer\": \"x\", \"max_tokens\": 5}",
         "{\"task\": \"a\", \"answer\": \"x\", \"max_tokens\": 5}"}) {
-    const auto items = read(good + line + "\n" + good);
+    const auto items = read(std::string(good).append(line).append("\n").append(good));
     ASSERT_FALSE(items.ok()) << line;
     EXPECT_NE(items.status().to_string().find(path_ + ":2"), std::string::npos)
         << items.status().to_string();

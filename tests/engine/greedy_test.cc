@@ -62,6 +62,7 @@ class GreedyEngine : public ::testing::Test {
     Harness harness(steps, *tokenizer_, options);
     EXPECT_TRUE(harness.status().ok()) << harness.status().to_string();
     std::vector<std::uint64_t> ids;
+    ids.reserve(requests.size());
     for (const Request& r : requests) ids.push_back(*harness.engine().submit(r));
     for (const std::uint64_t id : ids) {
       const auto got = harness.wait(id);

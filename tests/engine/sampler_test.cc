@@ -150,7 +150,8 @@ TEST(Sample, TemperaturesThatTellNeighbouringFloatsApart) {
   for (float l = 20; logits.size() < 600; l = std::nextafter(l, 0.0F)) logits.push_back(l);
   std::reverse(logits.begin(), logits.end());
   logits.insert(logits.end(), 8, 20.0F);
-  for (double temperature = 1e-12; temperature < 1e-4; temperature *= 1.03) {
+  for (int i = 0; i < 624; ++i) {
+    const double temperature = 1e-12 * std::pow(1.03, i);
     for (const double top_p : {1.0, 0.9}) {
       for (const std::int64_t top_k : {0, 500}) {
         const SamplingParams p{.temperature = temperature, .top_p = top_p, .top_k = top_k};

@@ -137,6 +137,7 @@ TEST_F(Speculation, Conformance12_StrangersChunksAndPreemptionChangeNothing) {
                                  .rewrite = script});
     for (int round = 0; round < 2; ++round) {
       std::vector<std::uint64_t> ids;
+      ids.reserve(requests.size());
       for (const Request& r : requests) ids.push_back(*harness->engine().submit(r));
       for (std::size_t i = 0; i < ids.size(); ++i)
         EXPECT_EQ(harness->wait(ids[i]).value_or(Answer{}).tokens, expected[i]) << i;

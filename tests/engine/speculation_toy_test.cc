@@ -241,6 +241,7 @@ TEST(SpeculationLaw, Conformance16_SyntheticLengthIsMetOverTenThousandSteps) {
   r.prompt = {1};
   r.max_tokens = 1000;
   r.ignore_eos = true;
+  ids.reserve(28);
   for (int i = 0; i < 28; ++i) ids.push_back(*harness.engine().submit(r));
   std::int64_t guessed = 0;
   for (const std::uint64_t id : ids) {
@@ -314,9 +315,9 @@ TEST(SpeculationText, FaultF38_Ferrox124_CharactersOfManyBytesStreamWhole) {
     bool done = false;
     std::condition_variable changed;
     auto engine = Engine::start(model, tokenizer, options_with(&toy.speculator()),
-                                [&](std::vector<RequestOutput> outputs) {
+                                [&](const std::vector<RequestOutput>& outputs) {
                                   const std::lock_guard lock(mutex);
-                                  for (RequestOutput& o : outputs) {
+                                  for (const RequestOutput& o : outputs) {
                                     pieces.push_back(o.text);
                                     done |= o.finish.has_value();
                                   }

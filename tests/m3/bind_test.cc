@@ -43,6 +43,7 @@ TensorSet tensors_of(const std::string& name) {
 // Logits of a fixed prompt that reaches past topk x block tokens in `tiny`.
 std::vector<float> logits_of(const Loaded& loaded) {
   std::vector<std::int32_t> ids;
+  ids.reserve(120);
   for (std::int32_t i = 0; i < 120; ++i) {
     ids.push_back(static_cast<std::int32_t>((i * 37 + 11) % loaded.config.vocab_size));
   }
@@ -119,6 +120,7 @@ void stack_apart(TensorSet& set, const Names& names, int count) {
         {"w1", "gate_proj"}, {"w3", "up_proj"}, {"w2", "down_proj"}};
     for (const auto& [from, to] : parts) {
       std::vector<std::string> modules;
+      modules.reserve(static_cast<std::size_t>(count));
       for (int e = 0; e < count; ++e) modules.push_back(expert(names.moe(i), e) + from);
       set.merge(modules, names.moe(i) + "experts." + to, true);
     }

@@ -234,6 +234,7 @@ void on_ranks(int ranks, const std::function<void(int, tp::Group&)>& f) {
   auto groups = tp::make_thread_group(ranks);
   ASSERT_TRUE(groups.ok()) << groups.status().to_string();
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       tp::Group& group = *(*groups)[static_cast<std::size_t>(rank)];

@@ -61,7 +61,7 @@ Value filter_first(Evaluator& e, const Value& input, CallArgs& args) {
 
 Value filter_last(Evaluator& e, const Value& input, CallArgs& args) {
   const Bound bound("last", args, {});
-  const Value empty = Value::undefined("no last item, sequence was empty");
+  Value empty = Value::undefined("no last item, sequence was empty");
   if (input.is(Kind::kUndefined)) return empty;
   if (input.is(Kind::kList)) {
     const auto& items = input.list().items;

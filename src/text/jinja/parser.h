@@ -32,7 +32,9 @@ class Parser {
   Token expect(Tok type);
   void expect_name(std::string_view name);
   [[noreturn]] void fail_at(int line, std::string message) const;
-  [[noreturn]] void fail_here(std::string message) const { fail_at(current_.line, message); }
+  [[noreturn]] void fail_here(std::string message) const {
+    fail_at(current_.line, std::move(message));
+  }
 
   // Nodes.
   void count_node();
