@@ -246,8 +246,8 @@ Status serve(const ServeOptions& options) {
   };
   if (loaded->processes != nullptr) http->after(100, [&] { watch(); });
   http->run(
-      [&](HttpRequest request, std::shared_ptr<Responder> out) {
-        service->handle(std::move(request), std::move(out));
+      [&](HttpRequest request, const std::shared_ptr<Responder>& out) {
+        service->handle(std::move(request), out);
       },
       [&](int) {
         if (std::exchange(stopping, true)) {

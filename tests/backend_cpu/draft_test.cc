@@ -68,7 +68,7 @@ class DraftTest : public ::testing::Test {
   // Changes a field of a draft's config.json; null removes it.
   static std::string with(const std::string& name, const std::string& field,
                           const nlohmann::json& value) {
-    const std::string folder = make(name, {.heads = 4, .kv_heads = 2, .head_dim = 32});
+    std::string folder = make(name, {.heads = 4, .kv_heads = 2, .head_dim = 32});
     nlohmann::json config;
     std::ifstream(folder + "/config.json") >> config;
     if (value.is_null()) {

@@ -75,8 +75,8 @@ class Bench {
                 std::int64_t stop) const {
     left.hidden = step_inputs(config, rows, 3);
     left.residual.assign(left.hidden.size(), 0);
-    const Status status = executor.run_layers(0, stop, left.hidden.data(), nullptr,
-                                              left.hidden.data(), left.residual.data());
+    Status status = executor.run_layers(0, stop, left.hidden.data(), nullptr, left.hidden.data(),
+                                        left.residual.data());
     left.selections.assign(executor.selections().begin(), executor.selections().end());
     return status;
   }
@@ -279,6 +279,7 @@ TEST(MonoSteps, PlansKeepTheirContract) {
     const auto executor = run.executor(pool);
     ASSERT_TRUE(executor->prepare(step_rows(pool, requests, {})).ok());
     std::vector<const mono::LayerPlan*> plans;
+    plans.reserve(6);
     for (int i = 0; i < 6; ++i) plans.push_back(&executor->plan(i % run.config.num_layers));
     const Status status = mono::check_plans(plans);
     ASSERT_TRUE(status.ok()) << status.to_string();

@@ -125,6 +125,7 @@ bool processes_agree(const std::vector<ml_layer_spec>& whole, std::uint64_t expe
 int main() {
   tiny_arena arena{};
   std::vector<ml_layer_spec> whole;
+  whole.reserve(kLayers);
   for (std::int32_t i = 0; i < kLayers; ++i) whole.push_back(tiny_layer(&arena, i));
   const std::uint64_t one = decode(whole, 0, 1, nullptr);
   if (one == 0) return 1;
@@ -133,6 +134,7 @@ int main() {
     if (failed("group", groups.status()) || !groups.ok()) return 1;
     std::vector<std::uint64_t> sums(static_cast<std::size_t>(ranks));
     std::vector<std::thread> threads;
+    threads.reserve(static_cast<std::size_t>(ranks));
     for (std::int32_t r = 0; r < ranks; ++r) {
       threads.emplace_back([&, r] {
         ml::Group& group = (*groups)[static_cast<std::size_t>(r)];
