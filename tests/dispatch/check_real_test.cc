@@ -8,6 +8,7 @@
 
 #include "api/backends.h"
 #include "backend/cpu/cache.h"
+#include "backend/cpu/library_views.h"
 #include "backend_cpu/random_model.h"
 #include "dispatch/checked_backend.h"
 #include "mono/library_bind.h"
@@ -109,16 +110,8 @@ struct Rank {
     ML_ASSIGN_OR_RETURN(mono::LibraryInput input,
                         mono::bind_library(model.config, model.weights, rank, ranks));
     for (const mono::LayerInput& layer : input.layers) {
-      ml_cache_spec spec{};
-      spec.size = sizeof spec;
-      spec.layer_id = layer.spec.layer_id;
-      const cpu::LayerCache& cache = pool->layer(layer.spec.layer_id);
-      spec.k = pages(cache.k, {8, local.num_kv_heads, 128, local.head_dim});
-      spec.v = pages(cache.v, {8, local.num_kv_heads, 128, local.head_dim});
-      spec.index = pages(cache.index, {8, 128, local.index_dim});
-      spec.k_scale = spec.v_scale = spec.index_scale = 1;
-      spec.max_context = 512;
-      input.caches.push_back(spec);
+      const auto id = layer.spec.layer_id;
+      input.caches.push_back(cpu::cache_spec(local, pool->layer(id), id, 512));
     }
     input.context.worker_threads = 1;
     ML_ASSIGN_OR_RETURN(library, mono::Library::create(std::move(input), backend, group));
@@ -154,40 +147,14 @@ struct Rank {
     for (bf16_t& v : y) v = f32_to_bf16(static_cast<float>(random() >> 40) * 0x1p-23F - 1);
     mono::LibraryOutput out;
     const auto layers = static_cast<std::int64_t>(library->input().layers.size());
-    ml_tensor p = matrix(positions.data(), ML_I64, rows, 1);
-    p.rank = 1;
-    ML_RETURN_IF_ERROR(library->forward_layers(library->input().layers.front().spec.layer_id,
-                                               layers, matrix(x.data(), ML_BF16, rows, width),
-                                               matrix(y.data(), ML_BF16, rows, width), p, out));
+    const ml_tensor p = cpu::host_tensor(positions.data(), ML_I64, ML_LAYOUT_ROWS, {rows});
+    ML_RETURN_IF_ERROR(library->forward_layers(
+        library->input().layers.front().spec.layer_id, layers,
+        cpu::host_tensor(x.data(), ML_BF16, ML_LAYOUT_ROWS, {rows, width}),
+        cpu::host_tensor(y.data(), ML_BF16, ML_LAYOUT_ROWS, {rows, width}), p, out));
     hidden.assign(out.hidden, out.hidden + rows * width);
     residual.assign(out.residual, out.residual + rows * width);
     return {};
-  }
-
-  static ml_tensor matrix(void* data, std::int32_t dtype, std::int64_t rows, std::int64_t cols) {
-    ml_tensor t = ML_TENSOR_INIT;
-    t.data = data;
-    t.dtype = dtype;
-    t.layout = ML_LAYOUT_ROWS;
-    t.device_type = ML_DEVICE_CPU;
-    t.rank = 2;
-    t.shape[0] = rows;
-    t.shape[1] = cols;
-    t.strides[0] = cols;
-    t.strides[1] = 1;
-    return t;
-  }
-  static ml_tensor pages(void* data, std::initializer_list<std::int64_t> shape) {
-    ml_tensor t = matrix(data, ML_BF16, 1, 1);
-    t.layout = ML_LAYOUT_PAGES;
-    t.rank = 0;
-    for (const std::int64_t dim : shape) t.shape[t.rank++] = dim;
-    std::int64_t next = 1;
-    for (int axis = t.rank - 1; axis >= 0; --axis) {
-      t.strides[axis] = next;
-      next *= t.shape[axis];
-    }
-    return t;
   }
 };
 
