@@ -35,7 +35,7 @@ bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, P
   params.most_rows = rows == 1 ? 1 : rows <= 4 ? 4 : rows <= 8 ? 8 : kMaxRows;
   params.red_columns = red_columns(params.most_rows);
   params.red_entries = red_entries(params.most_rows);
-  params.x_bytes = std::max(columns * row_bytes, fixed_x_bytes);
+  params.x_bytes = std::max({columns * row_bytes, fixed_x_bytes, heads_bytes(params.most_rows)});
   params.x_bytes = (params.x_bytes + 127) / 128 * 128;
   const int fixed = any_kernels().fixed_bytes;
   params.slots =

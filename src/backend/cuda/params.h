@@ -157,6 +157,15 @@ inline constexpr int attention_bytes(int head_dim, bool fp8) {
   return kPageTokens * value_row_bytes(head_dim, fp8) + kAttentionScratch;
 }
 
+// What the stage of heads keeps in shared memory in kernels for MiniMax-M3 of up to `rows` rows,
+// more than one: index queries of all rows, then keys on their way, sixteen at a time.
+inline constexpr int kKeyGroupBytes = 16 * (128 + 16);
+inline constexpr int kIndexQueryBytes = 4 * 128 * 2;  // of a row
+inline constexpr int key_buffers(int rows) { return rows > 4 ? 2 : 1; }
+inline constexpr int heads_bytes(int rows) {
+  return rows == 1 ? 0 : rows * kIndexQueryBytes + kWarps * key_buffers(rows) * kKeyGroupBytes;
+}
+
 struct Params {
   Shape shape;
   const Layer* layers;

@@ -1,6 +1,7 @@
 // Attention of one layer: chunks of keys, then their merge.
 #pragma once
 
+#include "backend/cuda/device/attend_page.cuh"
 #include "backend/cuda/device/select.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
@@ -14,12 +15,6 @@ __device__ __forceinline__ float* partial_at(const Params& p, int row, int head,
          ((static_cast<std::int64_t>(row) * s.kv_heads + head) * p.max_chunks + chunk) *
              partial_size(s);
 }
-
-// Scratch of one chunk at c.x: values, then scores, probabilities and queries.
-inline constexpr int kScoreStride = 132;
-inline constexpr int kProbStride = 136;
-inline constexpr int kQueryStride = 136;
-static_assert(kAttentionScratch == 16 * (kScoreStride * 4 + kProbStride * 2 + kQueryStride * 2));
 
 // One chunk of up to 128 keys in one page for all query heads of a KV head: scores, exponentials,
 // weighted values, unnormalised. Everything is fetched at once; warp w scores keys 8 w, does the
@@ -174,38 +169,74 @@ __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int 
   }
 }
 
-__device__ __forceinline__ void attend_stage(Context& c) {
+// attend_stage() for MiniMax-M3: of more than eight rows a block takes two chunks at once, each by
+// half of its warps: a chunk is a chain of short steps that leaves most of a block idle.
+__device__ __forceinline__ void attend_pages(Context& c) {
+  using PageTeam = Team<kOnePass ? kWarps : kWarps / 2>;
+  constexpr int kTeams = PageTeam::kTeams;
+  constexpr int kQueryVectors = 16 * 128 / 8;
+  static_assert(PageTeam::kThreadsOfTeam >= kQueryVectors);
+  static_assert(kTeams == 1 || kTeams * attention_bytes(128, true) <= kColumns * kMaxHidden * 2);
+  const PageTeam team(c);
   const Shape& s = c.p.shape;
-  const bool sparse = kM3 || c.layer().sparse != 0;
+  const int chunks = c.step().max_chunks[1];
+  const int units = c.rows() * s.kv_heads * chunks;
+  unsigned char* const scratch = c.x + team.number * attention_bytes(128, true);
+  std::uint16_t* const queries = queries_of(scratch, value_row_bytes(128, true));
+  const int first = c.block + team.number * c.blocks;
+#pragma unroll 1
+  for (int unit = first; unit < units; unit += kTeams * c.blocks) {
+    const int which = unit / chunks;
+    const int chunk = unit - which * chunks;
+    const int row = row_of_task(which, s.kv_heads);
+    const int head = which - row * s.kv_heads;
+    const int position = c.step().position[row];
+    if (chunk > position / kPageTokens) continue;
+    if (unit != first) team.sync();  // whoever still reads the scratch
+    const auto* from = reinterpret_cast<const uint4*>(
+        c.p.q + (static_cast<std::int64_t>(row) * s.heads + head * 16) * 128);
+    if (team.thread < kQueryVectors)
+      copy_async(queries + (team.thread >> 4) * kQueryStride + (team.thread & 15) * 8,
+                 from + team.thread);
+    commit_copies();
+    const ChosenBlock chosen = choose_scored_block(c, team, row, head, chunk);
+    const std::int64_t page =
+        chosen.page >= 0 ? chosen.page : table_of(c.p, c.step(), row)[chosen.block];
+    float* const partial = partial_at(c.p, row, head, chunk);
+    attend_page<true>(
+        c, team, scratch, head, min(kPageTokens, position + 1 - chosen.block * kPageTokens), page,
+        [&](int h, float best, float sum) {
+          partial[16 * 128 + h] = best;
+          partial[16 * 129 + h] = sum;
+        },
+        [&](int h, int d, float2 v) { *reinterpret_cast<float2*>(partial + h * 128 + d) = v; });
+  }
+}
+
+__device__ __forceinline__ void attend_stage(Context& c) {
+  if constexpr (kM3) {
+    attend_pages(c);
+    return;
+  }
+  const Team<kWarps> team(c);
+  const Shape& s = c.p.shape;
+  const bool sparse = c.layer().sparse != 0;
   const int chunks = c.step().max_chunks[sparse ? 1 : 0];
   const int units = c.rows() * s.kv_heads * chunks;
 #pragma unroll 1
   for (int unit = c.block; unit < units; unit += c.blocks) {
     const int which = unit / chunks;
     const int chunk = unit - which * chunks;
-    const int row = row_of_task(which, s.kv_heads);
+    const int row = which / s.kv_heads;
     const int head = which - row * s.kv_heads;
     const int position = c.step().position[row];
-    int first = chunk * kPageTokens;
-    int size = kPageTokens;
-    std::int64_t page = -1;
-    if (sparse) {
-      if (chunk >= min(topk_of(s), position / block_size_of(s) + 1)) continue;
-      const int count = select_blocks(c, row, head);
-      first = c.s.selected[chunk] * block_size_of(s);
-      size = block_size_of(s);
-      if (pages_are_known(position)) page = known_pages(c)[c.s.selected[chunk]];
-      if (chunk == 0 && c.thread < count) {
-        c.p.block_ids[(row * s.index_heads + head) * topk_of(s) + c.thread] =
-            c.s.selected[c.thread];
-      }
-    } else if (first > position) {
-      continue;
-    } else {
-      sync(c);  // whoever still reads the scratch
-    }
-    if (page < 0) page = table_of(c.p, c.step(), row)[first / kPageTokens];
-    attend_chunk(c, row, head, chunk, first, min(size, position + 1 - first), page);
+    const int size = sparse ? block_size_of(s) : kPageTokens;
+    if (chunk * size > position) continue;
+    team.sync();  // whoever still reads the scratch
+    const int first =
+        (sparse ? choose_scored_block(c, team, row, head, chunk).block : chunk) * size;
+    attend_chunk(c, row, head, chunk, first, min(size, position + 1 - first),
+                 table_of(c.p, c.step(), row)[first / kPageTokens]);
   }
 }
 

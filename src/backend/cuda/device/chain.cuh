@@ -47,8 +47,8 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
     __syncwarp();
     if (!feed.alive) break;
     const Layer& layer = s.feed_layer;
-    if (has(kQkv)) feed_items(feed, layer.qkv, rows, by_part);
-    if (has(kOutput)) feed_share(feed, layer.o, rows);
+    if (has(kQkv)) feed_items(feed, layer.qkv, by_part ? 1 : rows, by_part);
+    if (has(kOutput)) feed_share(feed, layer.o, output_is_wide(layer.o, rows), rows);
     if (has(kRouter) && layer.moe != 0) feed_items(feed, layer.router, rows, by_part);
     const int shared_passes = layer.shared_gate_up.row_groups > 0 ? passes(rows) : 0;
     if (has(kGateUp)) feed_gate_up(feed, layer.shared_gate_up, 0, shared_passes, 0, rows, 0);
@@ -59,7 +59,7 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
     }
     if (has(kDown) && feed.alive) feed_down<kM3 && kOneRow && kFused>(feed, layer);
   }
-  if (has(kHead)) feed_share(feed, p.lm_head, s.step.logit_rows);
+  if (has(kHead)) feed_share(feed, p.lm_head, false, s.step.logit_rows);
   drain();
 }
 
@@ -152,6 +152,7 @@ __device__ __forceinline__ void input_norm_stage(Context& c) {
 __device__ __forceinline__ void post_norm_stage(Context& c) {
   norm_rows(c, c.layer().router, c.p.middle, c.layer().post_norm);
 }
+inline constexpr bool kRoutesBeside = kM3 && kOnePass;
 // One sparse layer of the fused kernel; false once the block gave up. Blocks without work in a
 // stage neither wait for what it reads nor arrive.
 __device__ __forceinline__ bool fused_layer(State& state, int l) {
@@ -171,7 +172,7 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
   }
   state = run<qkv_stage>(state);
   arrive(l, kQkv);
-  prefetch_keys(state);
+  if (kStagesKeys) start_keys(open_context(state));
   if (!wait_for(l, kQkv, kHeads)) return false;
   state = run<heads_and_next>(state);
   arrive(l, kHeads);
@@ -212,10 +213,15 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
         sync();
         if (threadIdx.x == 0) stamp(l, kShared, 1);
       }
-      if (!wait_for(l, kRouter, kGateUp)) return false;
+      if constexpr (kRoutesBeside) {
+        if (sync_or(shared().abort != 0)) return false;  // the table is there
+        if (threadIdx.x == 0) stamp(l, kGateUp, 0);
+      } else {
+        if (!wait_for(l, kRouter, kGateUp)) return false;
+      }
     }
     state.routed = routed;
-    state = run<gate_up_half>(state);
+    state = run<gate_up_half<kRoutesBeside> >(state);
   }
   arrive(l, kGateUp);
   if (!wait_for(l, kGateUp, kDown)) return false;
@@ -278,14 +284,17 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
   Context c = open_context(state);
   if (has(kEmbed)) embed_stage(c);
   if (has(kQkv)) qkv_stage(c);
-  if (has(kHeads)) heads_stage(c);
+  if (has(kHeads)) {
+    if (kStagesKeys) start_keys(c);
+    heads_stage(c);
+  }
   if (has(kAttend)) attend_stage(c);
   if (has(kMerge)) merge_stage(c);
   if (has(kOutput)) output_stage(c);
   if (has(kRouter)) router_stage(c);
   if (has(kGateUp)) {
 #pragma unroll 1
-    for (c.routed = 0; c.routed < 2; ++c.routed) gate_up_half(c);
+    for (c.routed = 0; c.routed < 2; ++c.routed) gate_up_half<false>(c);
   }
   if (has(kDown)) {
     load_table(c);

@@ -32,7 +32,6 @@ struct Shared {
   float route_weight[kMaxRows][kMaxChosen];
   alignas(16) std::uint8_t experts[kMaxRows * kMaxChosen];  // of the choices, row by row
   alignas(16) std::uint8_t begins[kMaxRows * kMaxChosen];   // 0xFF: the choice begins a pass
-  std::int32_t selected[kMaxTopBlocks];
   std::uint64_t full[kMaxSlots], empty[kMaxSlots], routed;
   std::uint64_t red_done[2], red_free[2];    // halves of the sums, in gate_up and down
   alignas(16) unsigned char zero[16];        // what columns without a row read
@@ -123,16 +122,27 @@ __device__ __forceinline__ void sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 __device__ __forceinline__ void sync(const Context&) { sync(); }
+// The warps that route while others do something else.
+inline constexpr int kRoutingThreads = kThreads / 2;
+__device__ __forceinline__ void sync_routing() {
+  asm volatile("bar.sync 2, %0;" ::"n"(kRoutingThreads) : "memory");
+}
 // The same, and whether any thread said so.
-__device__ __forceinline__ bool sync_or(bool own) {
+template <int BARRIER, int THREADS>
+__device__ __forceinline__ bool meet_or(bool own) {
   std::uint32_t any = 0;
   asm volatile(
-      "{.reg .pred p, q; setp.ne.u32 q, %1, 0; barrier.red.or.pred p, 1, %2, q; selp.u32 %0, 1, 0, "
+      "{.reg .pred p, q; setp.ne.u32 q, %1, 0; barrier.red.or.pred p, %2, %3, q; selp.u32 %0, 1, "
+      "0, "
       "p;}"
       : "=r"(any)
-      : "r"(own ? 1U : 0U), "n"(kThreads)
+      : "r"(own ? 1U : 0U), "n"(BARRIER), "n"(THREADS)
       : "memory");
   return any != 0;
+}
+__device__ __forceinline__ bool sync_or(bool own) { return meet_or<1, kThreads>(own); }
+__device__ __forceinline__ bool sync_routing_or(bool own) {
+  return meet_or<2, kRoutingThreads>(own);
 }
 
 __device__ __forceinline__ void wrap_slot(int slots, int& slot, std::uint32_t& wraps) {

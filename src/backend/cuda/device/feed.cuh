@@ -116,10 +116,11 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
   feed.slot = end % slots;
 }
 
-__device__ __noinline__ void feed_share(Feed& f, const Matrix& m, int rows) {
+__device__ __noinline__ void feed_share(Feed& f, const Matrix& m, bool wide, int rows) {
 #pragma unroll 1
-  for (int pass = 0; pass < passes(rows) && f.alive; ++pass) {
-    feed_run(f, share_of(m, block_of_rank(), blocks_of_rank()), Passes::kSame, 0, m.span, m.chunks);
+  for (int pass = 0; pass < (wide ? 1 : passes(rows)) && f.alive; ++pass) {
+    feed_run(f, share_of(m, wide, block_of_rank(), blocks_of_rank()), Passes::kSame, 0, m.span,
+             m.chunks);
   }
 }
 __device__ __forceinline__ void feed_items(Feed& f, const Matrix& m, int rows, bool by_part) {

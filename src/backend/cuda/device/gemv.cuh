@@ -195,6 +195,26 @@ __device__ __forceinline__ void tiles_e4m3(std::uint32_t tile, std::uint32_t x, 
     t[0].add(acc);
   }
 }
+// The same for two columns a lane, eight apart in what products take: a weight is decoded once.
+__device__ __forceinline__ void tiles_e4m3_wide(std::uint32_t tile, std::uint32_t x, int x_stride,
+                                                std::uint32_t y, int y_stride, int n,
+                                                float (&acc)[2][2][4]) {
+#pragma unroll 2
+  for (int i = 0; i < n; ++i, tile += 512, x += x_stride, y += y_stride) {
+    const uint4 w = load_shared(tile);
+    const uint4 b = load_shared(x);
+    const uint4 d = load_shared(y);
+    std::uint32_t a[8];
+    halves_of_e4m3(w.x, a[0], a[2]);
+    halves_of_e4m3(w.y, a[1], a[3]);
+    halves_of_e4m3(w.z, a[4], a[6]);
+    halves_of_e4m3(w.w, a[5], a[7]);
+    mma_half(acc[0][0], a[0], a[1], a[2], a[3], b.x, b.y);
+    mma_half(acc[1][0], a[0], a[1], a[2], a[3], d.x, d.y);
+    mma_half(acc[0][1], a[4], a[5], a[6], a[7], b.z, b.w);
+    mma_half(acc[1][1], a[4], a[5], a[6], a[7], d.z, d.w);
+  }
+}
 // `planes` tiles of the same columns follow each other.
 __device__ __forceinline__ void tiles_bf16(int tile, int x, int stride, int n, int planes,
                                            float (&acc)[4]) {
@@ -212,6 +232,15 @@ __device__ __forceinline__ void tiles_bf16(int tile, int x, int stride, int n, i
 // Where this lane's column is staged: offset in shared memory of its first 16 bytes, stride.
 struct Column {
   int offset, stride;
+  __device__ Column at(int bytes) const { return {stride != 0 ? offset + bytes : offset, stride}; }
+};
+// Two of them: columns lane/4 and lane/4 + 8.
+struct WideColumn {
+  Column low, high;
+  __device__ WideColumn at(int bytes) const { return {low.at(bytes), high.at(bytes)}; }
+};
+struct WideSums {
+  float4 low, high;
 };
 
 // Whether the copy that fills a slot for the `wraps`-th time has landed. Copies land in any order,
@@ -306,8 +335,51 @@ __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, 
   return {sum(0), sum(1), sum(2), sum(3)};
 }
 
+// product() of both columns of a lane with a matrix of kE4M3Half.
+__device__ __noinline__ WideSums wide_product(float x_scale, int tiles, int chunk_tiles,
+                                              WideColumn x, int slot, std::uint32_t wraps,
+                                              int step) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  Shared& s = shared();
+  float acc[2][2][4] = {};
+  while (true) {
+    if (!landed(slot, wraps)) wait_landed(slot, wraps);
+    __syncwarp();
+    const int n = min(tiles, chunk_tiles);
+    tiles_e4m3_wide(kSharedBase + kFixedBytes + lane * 16 + slot * kSlotBytes,
+                    kSharedBase + x.low.offset, x.low.stride, kSharedBase + x.high.offset,
+                    x.high.stride, n, acc);
+    x.low.offset += n * x.low.stride;
+    x.high.offset += n * x.high.stride;
+    tiles -= n;
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(&s.empty[slot]);
+    if (tiles == 0) break;
+    slot += step;
+    wrap_slot(s.params.slots, slot, wraps);
+  }
+  const float post = inverse_power(x_scale);
+  const auto sum = [&](int k, int i) { return (acc[k][0][i] + acc[k][1][i]) * post; };
+  return {{sum(0, 0), sum(0, 1), sum(0, 2), sum(0, 3)},
+          {sum(1, 0), sum(1, 1), sum(1, 2), sum(1, 3)}};
+}
+
+// Part k of an item's.
+template <typename K>
+__device__ __forceinline__ float4 part_sums(const Matrix& m, int k, Column x, int slot,
+                                            std::uint32_t wraps, int step) {
+  return product<K::kFormat>(K::format(m), m.x_scale, K::tiles(m), K::chunk_tiles(m),
+                             k * K::tiles(m), k + 1 == K::span(m), x, slot, wraps, step);
+}
+template <typename K>
+__device__ __forceinline__ WideSums part_sums(const Matrix& m, int, WideColumn x, int slot,
+                                              std::uint32_t wraps, int step) {
+  static_assert(K::kFormat == static_cast<int>(Format::kE4M3Half) && K::kSpan == 1);
+  return wide_product(m.x_scale, K::tiles(m), K::chunk_tiles(m), x, slot, wraps, step);
+}
+
 // Units [begin, begin + units) of a run (one batch of it, or all), an item a warp in turn.
-// x_of(unit): the column this lane reads, at part 0; store(unit, part, sums).
+// x_of(unit): the column this lane reads, or both, at part 0; store(unit, part, sums).
 template <typename K, typename X, typename S>
 __device__ __forceinline__ void item_products(Context& c, const Run& run, int begin, int units,
                                               X&& x_of, S&& store) {
@@ -325,17 +397,13 @@ __device__ __forceinline__ void item_products(Context& c, const Run& run, int be
       wrap_slot(c.slots, slot, wraps);
       const int item = base + mine;
       const int unit = begin + (item >> run.log_items);
-      Column x = x_of(unit);
       const int span = K::span(m);
       const int part = (item & mask) * span;
-      const int part_bytes = x.stride != 0 ? m.part_cols * 2 : 0;
-      x.offset += part * part_bytes;
+      const int part_bytes = m.part_cols * 2;
+      auto x = x_of(unit).at(part * part_bytes);
 #pragma unroll 1
-      for (int k = 0; k < span; ++k, x.offset += part_bytes) {
-        store(unit, part + k,
-              product<K::kFormat>(K::format(m), m.x_scale, K::tiles(m), K::chunk_tiles(m),
-                                  k * K::tiles(m), k + 1 == span, x, slot, wraps, n));
-      }
+      for (int k = 0; k < span; ++k, x = x.at(part_bytes))
+        store(unit, part + k, part_sums<K>(m, k, x, slot, wraps, n));
     }
     c.slot += n * K::chunks(m);
     wrap_slot(c.slots, c.slot, c.wraps);
@@ -387,33 +455,48 @@ __device__ __forceinline__ float tree_of_parts(const float* from, int stride, in
 }
 
 // y(row group, row in group, column, sum) for this block's share of the matrix, columns staged in
-// rows 0..columns-1.
-template <typename K, typename F>
+// rows 0..columns-1: up to eight, or, `WIDE`, sixteen, whose sums lie in two entries.
+template <typename K, bool WIDE, typename F>
 __device__ __forceinline__ void share_product(Context& c, const Matrix& m, int columns, F&& y) {
   const int parts = m.parts;
   const int own = c.lane >> 2;
-  const Run run = share_of(m, c.block, c.blocks);
+  const Run run = share_of(m, WIDE, c.block, c.blocks);
   const int width = red_columns_of(c.p);
-  const int log_width = 31 - __clz(width);
+  const int log_width = 31 - __clz(width) + (WIDE ? 1 : 0);
   const Column x = column(c, m.row_bytes, own, own < columns);
 #pragma unroll 1
   for (int first = 0; first < run.units; first += run.batch) {
     const int count = min(run.batch, run.units - first);
     float* red = red_half(c);
-    item_products<K>(
-        c, run, first, count, [&](int) { return x; },
-        [&](int unit, int part, float4 v) { keep_sums(c, red, (unit - first) * parts + part, v); });
+    if constexpr (WIDE) {
+      const WideColumn both{x, column(c, m.row_bytes, own + kColumns, own + kColumns < columns)};
+      item_products<K>(
+          c, run, first, count, [&](int) { return both; },
+          [&](int unit, int part, const WideSums& v) {
+            const int entry = (unit - first) * 2 * parts + part;
+            keep_sums(c, red, entry, v.low);
+            keep_sums(c, red, entry + parts, v.high);
+          });
+    } else {
+      item_products<K>(
+          c, run, first, count, [&](int) { return x; },
+          [&](int unit, int part, float4 v) {
+            keep_sums(c, red, (unit - first) * parts + part, v);
+          });
+    }
     sync(c);
     c.half ^= 1;
-    const int total = count * 16 * width;
+    const int total = count * 16 << log_width;
 #pragma unroll 1
     for (int at = c.thread; at < total; at += kThreads) {
       const int row = at & 15;
-      const int column_of = at >> 4 & (width - 1);
+      const int entries = at >> 4 >> 31 - __clz(width);  // of parts: groups, or their halves
+      const int column_of = at >> 4 & ((1 << log_width) - 1);
       const int group = at >> 4 >> log_width;
       if (column_of >= columns) continue;
       const float sum =
-          tree_of_parts(red + (group * parts * 16 + row) * width + column_of, 16 * width, parts);
+          tree_of_parts(red + (entries * parts * 16 + row) * width + (column_of & (width - 1)),
+                        16 * width, parts);
       y(run.begin + first + group, row, column_of, sum);
     }
   }

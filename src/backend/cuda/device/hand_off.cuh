@@ -55,27 +55,32 @@ __device__ __forceinline__ void arrive_item(int layer, int stage) {
   add_release(s.params.barrier + stage * kBarrierStride, 1);
 }
 
-// Until all blocks have finished `stage` of `layer`, before this block begins `next`. Thread 0
-// polls with a deadline; the first block that gives up leaves a record, which makes all others give
-// up. False if this one did.
-__device__ __noinline__ bool wait_for(int layer, int stage, int next) {
-  Shared& s = shared();
+// Until all blocks have finished `stage` of `layer`, by one thread, with a deadline; the first
+// block that gives up leaves a record, which makes all others give up.
+__device__ __noinline__ void poll_arrivals(int layer, int stage) {
+  const Shared& s = shared();
   const Params& p = s.params;
-  if (threadIdx.x == 0 && s.abort == 0) {
-    const auto target = static_cast<std::uint32_t>(arrivals(stage) * (layer + 1 - p.first_layer));
-    const std::uint32_t* counter = p.barrier + stage * kBarrierStride;
-    std::uint64_t start = 0;
-    std::uint32_t seen = 0;
-    for (std::uint32_t polls = 1; (seen = load_acquire(counter)) < target; ++polls) {
-      if (polls % 256 == 0 &&
-          give_up(start, {.layer = layer, .stage = stage, .region = kArrivals}, target, seen)) {
-        break;
-      }
+  if (s.abort != 0) return;
+  const auto target = static_cast<std::uint32_t>(arrivals(stage) * (layer + 1 - p.first_layer));
+  const std::uint32_t* counter = p.barrier + stage * kBarrierStride;
+  std::uint64_t start = 0;
+  std::uint32_t seen = 0;
+  for (std::uint32_t polls = 1; (seen = load_acquire(counter)) < target; ++polls) {
+    if (polls % 256 == 0 &&
+        give_up(start, {.layer = layer, .stage = stage, .region = kArrivals}, target, seen)) {
+      return;
     }
+  }
+}
+
+// The same by all computing threads, before they begin `next`. False if the block gave up: one
+// answer for all warps, as another wait may give up before the last one has looked.
+__device__ __noinline__ bool wait_for(int layer, int stage, int next) {
+  if (threadIdx.x == 0) {
+    poll_arrivals(layer, stage);
     stamp(stage == kDown ? layer + 1 : layer, next, 0);
   }
-  // One answer for all warps: another wait may give up before the last one has looked.
-  return !sync_or(s.abort != 0);
+  return !sync_or(shared().abort != 0);
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

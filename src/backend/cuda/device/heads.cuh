@@ -2,14 +2,9 @@
 // of blocks, in one stage.
 #pragma once
 
-#include "backend/cuda/device/rows.cuh"
+#include "backend/cuda/device/index_keys.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
-
-__device__ __forceinline__ const std::int32_t* table_of(const Params& p, const StepRows& step,
-                                                        int row) {
-  return p.pages + static_cast<std::int64_t>(step.table[row]) * p.table_stride;
-}
 
 // One head of one row by one warp: norm, rotation, the one rounding; queries to memory, index
 // queries to shared memory, keys and values to the caches. Order of heads: q, k, v, index q, index
@@ -196,26 +191,88 @@ __device__ __forceinline__ void score_keys(Context& c, int row, int group,
   }
 }
 
-// Asks the second-level cache for the index keys that this block will score: their addresses are
-// known before the projections are.
-__device__ __forceinline__ void prefetch_keys(const State& state) {
-  const Context c = open_context(state);
-  const Shape& s = c.p.shape;
+// In the kernels for M3 of more rows than one, keys of a warp's next tasks are on their way into
+// shared memory while it does something else: those of its first ones while it waits for the
+// projections. They lie behind the index queries of all rows.
+inline constexpr bool kStagesKeys = kM3 && !kOneRow;
+inline constexpr int kKeyBuffers = key_buffers(kMostRows);  // of a warp
+inline constexpr int kKeysBegin = kMostRows * kIndexQueryBytes;
+__device__ __forceinline__ unsigned char* key_buffer(const Context& c, int which) {
+  return c.x + kKeysBegin + (c.warp * kKeyBuffers + which) * kKeyGroupBytes;
+}
+// Task `task` of a block's share: a row and sixteen keys.
+struct ScoreTask {
+  int row, group;
+  __device__ ScoreTask(int task, int groups)
+      : row(row_of_task(task, groups)), group(task - row * groups) {}
+};
+// Whether all keys of a task are there before this step's are made. All lanes of a warp.
+__device__ __forceinline__ bool keys_are_old(const Context& c, const ScoreTask& task) {
   const StepRows& step = c.step();
-  if (step.score == 0) return;
-  const int groups = step.max_groups;
-  const int bytes = index_dim_of(s) * (index_fp8_of(s) != 0 ? 1 : 2);  // of a key
-  constexpr int kMost = 4 * kWarps;  // more would delay what it is to save
-  const Share mine(rows_of(step) * groups, c.block, c.blocks);
+  const bool newer = c.lane < rows_of(step) && step.table[c.lane] == step.table[task.row] &&
+                     step.position[c.lane] / 16 <= task.group;
+  return !__any_sync(0xFFFFFFFFU, newer);
+}
+__device__ __forceinline__ void start_keys_of(const Context& c, const ScoreTask& task, int which) {
+  if (task.group > c.step().position[task.row] / 16) return;  // no such page
+  load_keys(c, task.group, table_of(c.p, c.step(), task.row)[task.group / 8], key_buffer(c, which));
+}
+__device__ __forceinline__ Share score_share(const Context& c) {
+  const StepRows& step = c.step();
+  return {step.score != 0 ? rows_of(step) * step.max_groups : 0, c.block, c.blocks};
+}
+// Keys of this warp's first tasks, a group of copies each, whoever still reads x having come first.
+__device__ __forceinline__ void start_keys(const Context& c) {
+  const Share mine = score_share(c);
 #pragma unroll 1
-  for (int task = mine.begin + c.warp; task < min(mine.end, mine.begin + kMost); task += kWarps) {
-    const int row = row_of_task(task, groups);
-    const int group = task - row * groups;
-    if (group > step.position[row] / 16) continue;
-    const std::int64_t page = table_of(c.p, step, row)[group / 8];
-    const unsigned char* keys = c.layer().index_cache + (page * kPageTokens + group % 8 * 16) *
-                                                            static_cast<std::int64_t>(bytes);
-    for (int at = c.lane * 128; at < 16 * bytes; at += 32 * 128) prefetch_l2(keys + at);
+  for (int k = 0; k < kKeyBuffers; ++k) {
+    const int task = mine.begin + c.warp + k * kWarps;
+    if (task < mine.end) {
+      const ScoreTask t(task, c.step().max_groups);
+      if (keys_are_old(c, t)) start_keys_of(c, t, k);
+    }
+    commit_copies();
+  }
+}
+// Scores of all tasks of a block, whose first keys were started before its new keys were made.
+__device__ __forceinline__ void score_tasks(const Context& c, int first_row,
+                                            const std::uint16_t* queries) {
+  const StepRows& step = c.step();
+  const Share mine = score_share(c);
+#pragma unroll 1
+  for (int k = 0; k < kKeyBuffers; ++k) {
+    const int task = mine.begin + c.warp + k * kWarps;
+    if (task >= mine.end) break;
+    const ScoreTask t(task, step.max_groups);
+    // Waited for by whoever takes the first task, with all others before it.
+    if (!keys_are_old(c, t)) start_keys_of(c, t, k);
+  }
+  bool first = true;
+  int which = 0;
+#pragma unroll 1
+  for (int task = mine.begin + c.warp; task < mine.end; task += kWarps) {
+    if (first) {
+      wait_copies();
+    } else {
+      wait_groups<kKeyBuffers - 1>();
+    }
+    first = false;
+    __syncwarp();
+    const GroupOfKeys keys(c, key_buffer(c, which));
+    __syncwarp();
+    const int next = task + kKeyBuffers * kWarps;
+    if (next < mine.end) start_keys_of(c, ScoreTask(next, step.max_groups), which);
+    commit_copies();
+    which = which + 1 == kKeyBuffers ? 0 : which + 1;
+    const ScoreTask t(task, step.max_groups);
+    const int visible = step.position[t.row] + 1 - t.group * 16;
+    if (visible <= 0) continue;
+    score_group(c, keys, visible, queries + (t.row - first_row) * c.p.shape.index_heads * kIndexDim,
+                [&](int head, float score) {
+                  c.p.scores[(static_cast<std::int64_t>(t.row) * c.p.shape.index_heads + head) *
+                                 c.p.score_stride +
+                             t.group] = score;
+                });
   }
 }
 
@@ -271,12 +328,16 @@ __device__ __forceinline__ void heads_stage(Context& c) {
     finish_head(layer, row, head, query);
   }
   sync(c);
+  if constexpr (kStagesKeys) {
+    score_tasks(c, first_row, queries);
+  } else {
 #pragma unroll 1
-  for (int task = mine.begin + c.warp; task < mine.end; task += kWarps) {
-    const int row = row_of_task(task, groups);
-    const int group = task - row * groups;
-    if (group <= step.position[row] / 16) {
-      score_keys(c, row, group, queries + (row - first_row) * s.index_heads * per_query);
+    for (int task = mine.begin + c.warp; task < mine.end; task += kWarps) {
+      const int row = row_of_task(task, groups);
+      const int group = task - row * groups;
+      if (group <= step.position[row] / 16) {
+        score_keys(c, row, group, queries + (row - first_row) * s.index_heads * per_query);
+      }
     }
   }
 }

@@ -163,15 +163,33 @@ __device__ __forceinline__ void gate_up_passes(Context& c, bool routed) {
                });
 }
 
+// The routed part of the table, handed to the feeding warp, by half of the warps while others begin
+// the shared expert, once all partial logits are there: a warp a row, then a lane a choice.
+__device__ __forceinline__ void route_beside_shared(Context& c) {
+  static_assert(!kM3 || !kOnePass || kMostRows <= kRoutingWarps);
+  const int warp = routing_warp(c);
+  if (warp < 0) return;
+  if (warp == 0 && c.lane == 0) poll_arrivals(c.p.first_layer + c.layers_done, kRouter);
+  if (sync_routing_or(c.s.abort != 0)) return;
+  if (warp < c.rows()) route_row(c, warp);
+  sync_routing();
+  if (warp != 0) return;
+  order_choices(c, c.lane, [] { __syncwarp(); });
+  __syncwarp();
+  if (c.lane == 0) mbarrier_arrive(&c.s.routed);
+}
+
 // Gate and up of the expert that every row goes to (or of a dense layer's MLP), which needs no
-// routing, or of the routed ones.
+// routing, or of the routed ones. `BESIDE`: routing is done beside the former.
+template <bool BESIDE>
 __device__ __forceinline__ void gate_up_half(Context& c) {
   if (c.routed == 0) {
     if (c.staged < 0) {
       share_table(c);
       sync(c);
     }
-  } else {
+    if (BESIDE) route_beside_shared(c);
+  } else if (!BESIDE) {
     build_table(c);
   }
   gate_up_passes(c, c.routed != 0);

@@ -1,6 +1,8 @@
 // Projections of one layer: query, key, value; output; router; and the head.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/device/exchange.cuh"
 #include "backend/cuda/device/hand_off.cuh"
 #include "backend/cuda/device/route.cuh"
@@ -29,9 +31,9 @@ __device__ __forceinline__ void embed_stage(Context& c) {
 // Sums of this block's items, items dealt out whatever row group they belong to: every warp stores
 // its own, and whoever reads them adds the parts. `x`: this lane's column at part `first_part`.
 // to(part, column, row of the matrix); done(): by a warp that has stored those of one part.
-template <typename K, typename T, typename D>
-__device__ __forceinline__ void scattered_product(Context& c, const Run& run, Column x,
-                                                  int first_part, int columns, T&& to, D&& done) {
+template <typename K, typename X, typename T, typename D>
+__device__ __forceinline__ void scattered_product(Context& c, const Run& run, X x, int first_part,
+                                                  int columns, T&& to, D&& done) {
   const Matrix& m = run.m;
   const int own = c.lane >> 2;
   const int mask = (1 << m.log_items) - 1;
@@ -41,12 +43,8 @@ __device__ __forceinline__ void scattered_product(Context& c, const Run& run, Co
   };
   item_products<K>(
       c, run, 0, run.units,
-      [&](int unit) {
-        const int offset = x.stride != 0 ? (part_of(unit) - first_part) * m.part_cols * 2 : 0;
-        return Column{x.offset + offset, x.stride};
-      },
-      [&](int unit, int part, float4 v) {
-        const int column_of = 2 * (c.lane & 3);
+      [&](int unit) { return x.at((part_of(unit) - first_part) * m.part_cols * 2); },
+      [&](int unit, int part, const auto& v) {
         const int group = by_part ? run.place(unit).group : run.begin + unit >> m.log_items;
         const int row = group * 16 + own;
         const auto store = [&](int which, float low, float high) {
@@ -55,15 +53,23 @@ __device__ __forceinline__ void scattered_product(Context& c, const Run& run, Co
           at[0] = low;
           at[8] = high;
         };
-        store(column_of, v.x, v.z);
-        if (!kOneRow) store(column_of + 1, v.y, v.w);
+        const auto store_all = [&](int first, const float4& of) {
+          store(first, of.x, of.z);
+          if (!kOneRow) store(first + 1, of.y, of.w);
+        };
+        if constexpr (std::is_same_v<X, WideColumn>) {
+          store_all(2 * (c.lane & 3), v.low);
+          store_all(2 * (c.lane & 3) + kColumns, v.high);
+        } else {
+          store_all(2 * (c.lane & 3), v);
+        }
         done();
       });
 }
 
 // The same for all rows at once, which blocks of their own have normed: a block stages what its
-// items meet, one or two parts of K of every row.
-template <typename K, typename T>
+// items meet, one or two parts of K of every row. `WIDE`: in one pass, not in two.
+template <typename K, bool WIDE, typename T>
 __device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, T&& to) {
   const Run run = items_of(m, true, c.block, c.blocks);
   const int first_part = run.units > 0 ? run.place(0).pass * K::span(m) : 0;
@@ -88,12 +94,21 @@ __device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, T&&
   }
   wait_copies();
   sync(c);
+  const int own = c.lane >> 2;
+  const auto columns_from = [&](int first) {
+    const Column low = column(c, row_bytes, first + own, first + own < rows);
+    if constexpr (WIDE) {
+      const int high = first + own + kColumns;
+      return WideColumn{low, column(c, row_bytes, high, high < rows)};
+    } else {
+      return low;
+    }
+  };
+  constexpr int kTogether = WIDE ? kMaxRows : kColumns;
 #pragma unroll 1
-  for (int first = 0; first < rows; first += kColumns) {
-    const int n = min(kColumns, rows - first);
-    const int own = c.lane >> 2;
+  for (int first = 0; first < rows; first += kTogether) {
     scattered_product<K>(
-        c, run, column(c, row_bytes, first + own, own < n), first_part, n,
+        c, run, columns_from(first), first_part, min(kTogether, rows - first),
         [&](int part, int column_of, int row) { return to(part, first + column_of, row); }, [] {});
   }
 }
@@ -105,7 +120,7 @@ __device__ __forceinline__ void qkv_stage(Context& c) {
            static_cast<std::int64_t>(part * kMaxRows + row_of_step) * c.p.projected_stride + row;
   };
   if (!kOnePass && c.normed) {
-    product_by_part<ProjectionKind>(c, m, to);
+    product_by_part<ProjectionKind, kMayBeWide>(c, m, to);
     return;
   }
 #pragma unroll 1
@@ -126,26 +141,38 @@ __device__ __forceinline__ void output_stage(Context& c) {
   const int hidden = hidden_of(c.p.shape);
   const int layer = c.p.first_layer + c.layers_done;
   if (has_peers() && !may_exchange(kAttentionSite, layer, kOutput)) return;
-#pragma unroll 1
-  for (int first = 0; first < pass_rows(c); first += kColumns) {
-    const int n = min(kColumns, c.rows() - first);
+  const auto stage = [&](int first, int n) {
     sync(c);
     clear_rows(c.x, layout, n);
     stage_rows(c, layout, layout.row_bytes, 0, n,
                [&](int r) { return c.p.attended + static_cast<std::int64_t>(first + r) * m.cols; });
     wait_copies();
     sync(c);
-    share_product<OutputKind>(c, m, n, [&](int group, int i, int column_of, float sum) {
-      const int out = group * 16 + i;
-      if (out >= hidden) return;
-      if (has_peers()) {
-        publish(kAttentionSite, layer, first + column_of, out, sum);
-        return;
-      }
-      const std::int64_t at = static_cast<std::int64_t>(first + column_of) * hidden + out;
-      c.p.middle[at] =
-          to_bf16(load_bf16(c.p.hidden + at) + round_bf16(sum * row_factor(m.row_scale, out)));
-    });
+  };
+  const auto finish = [&](int row, int group, int i, float sum) {
+    const int out = group * 16 + i;
+    if (out >= hidden) return;
+    if (has_peers()) {
+      publish(kAttentionSite, layer, row, out, sum);
+      return;
+    }
+    const std::int64_t at = static_cast<std::int64_t>(row) * hidden + out;
+    c.p.middle[at] =
+        to_bf16(load_bf16(c.p.hidden + at) + round_bf16(sum * row_factor(m.row_scale, out)));
+  };
+  if (kMayBeWide && output_is_wide(m, c.rows())) {
+    stage(0, c.rows());
+    share_product<OutputKind, kMayBeWide>(
+        c, m, c.rows(), [&](int group, int i, int row, float sum) { finish(row, group, i, sum); });
+  } else {
+#pragma unroll 1
+    for (int first = 0; first < pass_rows(c); first += kColumns) {
+      const int n = min(kColumns, c.rows() - first);
+      stage(first, n);
+      share_product<OutputKind, false>(c, m, n, [&](int group, int i, int column_of, float sum) {
+        finish(first + column_of, group, i, sum);
+      });
+    }
   }
   if (has_peers()) collect_share(kAttentionSite, layer, kOutput, m.row_groups, m.row_scale);
 }
@@ -161,7 +188,7 @@ __device__ __forceinline__ void router_products(Context& c) {
   };
   c.staged = -1;
   if (!kOnePass && c.normed) {
-    product_by_part<RouterKind>(c, m, to);
+    product_by_part<RouterKind, false>(c, m, to);
     return;
   }
 #pragma unroll 1
@@ -189,7 +216,7 @@ __device__ __forceinline__ void head_stage(Context& c) {
     const int n = min(kColumns, n_all - first);
     stage_norm(m, c.p.hidden, c.p.final_norm, n, Rows{first, c.step().logit_row},
                c.block == 0 ? c.p.normed : nullptr);
-    share_product<AnyKind>(c, m, n, [&](int group, int i, int column_of, float sum) {
+    share_product<AnyKind, false>(c, m, n, [&](int group, int i, int column_of, float sum) {
       const int out = group * 16 + i;
       if (out >= c.p.shape.vocab) return;
       c.p.logits[static_cast<std::int64_t>(first + column_of) * c.p.shape.vocab + out] =

@@ -86,6 +86,14 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
                : "memory");
 }
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// This thread's copies since the last call are a group; until all but its last N groups are there.
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N>
+__device__ __forceinline__ void wait_groups() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 
 // Four 8 x 8 matrices of 16-bit elements, transposed; lane l gives row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4], const void* row) {

@@ -127,8 +127,82 @@ __device__ __forceinline__ void share_table(Context& c) {
   }
 }
 
-// Fills the routed part and hands the table to the feeding warp. A thread has one (row, choice):
-// its slot is the number of choices before it, by expert, then row.
+// Fills the routed part of the table from the choices of all rows. A thread has one (row, choice):
+// its slot is the number of choices before it, by expert, then row. `thread`: of those that meet in
+// meet(), at least one a choice.
+template <typename S>
+__device__ __forceinline__ void order_choices(Context& c, int thread, S&& meet) {
+  const int rows = c.rows();
+  const int chosen = kM3 || c.layer().moe != 0 ? chosen_of(c.p.shape) : 0;
+  const int choices = rows * chosen;
+  Table& t = c.s.table;
+  if (thread < 4) {
+    // What fills the last word is no choice: after all experts, and begins nothing.
+    if (choices + thread < kMaxRows * kMaxChosen) {
+      c.s.experts[choices + thread] = 0xFF;
+      c.s.begins[choices + thread] = 0;
+    }
+  }
+  meet();
+  const int row = choices > 0 ? thread / chosen : 0;
+  const int k = thread - row * chosen;
+  const int shared_passes = t.shared_passes;
+  // Choices before this one, by expert, then row; experts are bytes, four a word.
+  constexpr int kWords = kMostRows * kMaxChosen / 4;
+  const int words = (choices + 3) / 4;
+  const std::uint32_t own = c.s.experts[thread < choices ? thread : 0] * 0x01010101U;
+  const auto earlier_rows = [&](int word) {  // a mask of the choices of rows before this one
+    const int count = row * chosen - 4 * word;
+    return count >= 4 ? 0xFFFFFFFFU : count <= 0 ? 0U : (1U << 8 * count) - 1;
+  };
+  const auto* experts = reinterpret_cast<const std::uint32_t*>(c.s.experts);
+  int slot = 0;
+  int earlier = 0;  // of the same expert
+  int together = 0;
+  if (thread < choices) {
+#pragma unroll 4
+    for (int word = 0; word < min(words, kWords); ++word) {
+      const std::uint32_t others = experts[word];
+      const std::uint32_t same = __vcmpeq4(others, own);
+      const std::uint32_t before = same & earlier_rows(word);
+      slot += __popc(__vcmpltu4(others, own) | before) / 8;
+      earlier += __popc(before) / 8;
+      together += __popc(same) / 8;
+    }
+    c.s.begins[thread] = earlier % kColumns == 0 ? 0xFF : 0;
+    t.slot_of[row][k] = slot;
+    t.slot_row[slot] = row;
+    t.slot_weight[slot] = c.s.route_weight[row][k];
+  }
+  meet();
+  // Every eighth slot of an expert begins a pass.
+  if (thread >= choices) {
+    if (choices == 0 && thread == 0) t.passes = shared_passes;
+    return;
+  }
+  const auto* begins = reinterpret_cast<const std::uint32_t*>(c.s.begins);
+  int pass = shared_passes;
+  int all = shared_passes;
+#pragma unroll 4
+  for (int word = 0; word < min(words, kWords); ++word) {
+    const std::uint32_t others = experts[word];
+    const std::uint32_t begin = begins[word];
+    const std::uint32_t before = __vcmpeq4(others, own) & earlier_rows(word);
+    pass += __popc((__vcmpltu4(others, own) | before) & begin) / 8;
+    all += __popc(begin) / 8;
+  }
+  if (earlier % kColumns == 0) {
+    const int expert = t.chosen[row][k];
+    t.expert[pass] = static_cast<std::int16_t>(expert);
+    t.first[pass] = static_cast<std::int16_t>(slot);
+    const int count = min(kColumns, together - earlier);
+    t.count[pass] = static_cast<std::int16_t>(count);
+    if (count > 1) atomicMax(&t.most, count);
+  }
+  if (thread == 0) t.passes = all;
+}
+
+// The routed part of the table, handed to the feeding warp; by all computing warps.
 __device__ __forceinline__ void build_table(Context& c) {
   if (kM3 && kOneRow) {
     if (c.warp == 0) {
@@ -139,79 +213,23 @@ __device__ __forceinline__ void build_table(Context& c) {
     sync(c);
     return;
   }
-  const int rows = c.rows();
-  const bool moe = kM3 || c.layer().moe != 0;
-  const int chosen = moe ? chosen_of(c.p.shape) : 0;
-  const int choices = rows * chosen;
-  Table& t = c.s.table;
-  if (c.thread < 4) {
-    // What fills the last word is no choice: after all experts, and begins nothing.
-    if (choices + c.thread < kMaxRows * kMaxChosen) {
-      c.s.experts[choices + c.thread] = 0xFF;
-      c.s.begins[choices + c.thread] = 0;
-    }
-  }
-  if (moe) {
+  if (kM3 || c.layer().moe != 0) {
 #pragma unroll 1
-    for (int row = c.warp; row < rows; row += kWarps) route_row(c, row);
+    for (int row = c.warp; row < c.rows(); row += kWarps) route_row(c, row);
   }
-  sync(c);
-  const int row = choices > 0 ? c.thread / chosen : 0;
-  const int k = c.thread - row * chosen;
-  const int shared_passes = t.shared_passes;
-  // Choices before this one, by expert, then row; experts are bytes, four a word.
-  constexpr int kWords = kMaxRows * kMaxChosen / 4;
-  const int words = (choices + 3) / 4;
-  const std::uint32_t own = c.s.experts[c.thread < choices ? c.thread : 0] * 0x01010101U;
-  const auto earlier_rows = [&](int word) {  // a mask of the choices of rows before this one
-    const int count = row * chosen - 4 * word;
-    return count >= 4 ? 0xFFFFFFFFU : count <= 0 ? 0U : (1U << 8 * count) - 1;
-  };
-  const auto* experts = reinterpret_cast<const std::uint32_t*>(c.s.experts);
-  int slot = 0;
-  int earlier = 0;  // of the same expert
-  int together = 0;
-  if (c.thread < choices) {
-#pragma unroll 4
-    for (int word = 0; word < min(words, kWords); ++word) {
-      const std::uint32_t others = experts[word];
-      const std::uint32_t same = __vcmpeq4(others, own);
-      const std::uint32_t before = same & earlier_rows(word);
-      slot += __popc(__vcmpltu4(others, own) | before) / 8;
-      earlier += __popc(before) / 8;
-      together += __popc(same) / 8;
-    }
-    c.s.begins[c.thread] = earlier % kColumns == 0 ? 0xFF : 0;
-    t.slot_of[row][k] = slot;
-    t.slot_row[slot] = row;
-    t.slot_weight[slot] = c.s.route_weight[row][k];
-  }
-  sync(c);
-  // Every eighth slot of an expert begins a pass.
-  if (c.thread < choices) {
-    const auto* begins = reinterpret_cast<const std::uint32_t*>(c.s.begins);
-    int pass = shared_passes;
-    int all = shared_passes;
-#pragma unroll 4
-    for (int word = 0; word < min(words, kWords); ++word) {
-      const std::uint32_t others = experts[word];
-      const std::uint32_t begin = begins[word];
-      const std::uint32_t before = __vcmpeq4(others, own) & earlier_rows(word);
-      pass += __popc((__vcmpltu4(others, own) | before) & begin) / 8;
-      all += __popc(begin) / 8;
-    }
-    if (earlier % kColumns == 0) {
-      const int expert = t.chosen[row][k];
-      t.expert[pass] = static_cast<std::int16_t>(expert);
-      t.first[pass] = static_cast<std::int16_t>(slot);
-      const int count = min(kColumns, together - earlier);
-      t.count[pass] = static_cast<std::int16_t>(count);
-      if (count > 1) atomicMax(&t.most, count);
-    }
-    if (c.thread == 0) t.passes = all;
-  }
+  order_choices(c, c.thread, [] { sync(); });
   sync(c);
   if (c.thread == 0) mbarrier_arrive(&c.s.routed);
+}
+
+// Half of the computing warps: the number of this one among those that route while the others work
+// on the shared expert, negative if it is none. They are those whose turn for its items comes last:
+// on a rank of four they have none.
+inline constexpr int kRoutingWarps = kWarps / 2;
+__device__ __forceinline__ int routing_warp(const Context& c) {
+  const int round = c.p.round;
+  const int turn = c.warp < round ? (c.warp - c.turn) & (round - 1) : c.warp;
+  return turn - (kWarps - kRoutingWarps);
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

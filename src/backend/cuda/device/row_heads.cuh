@@ -23,77 +23,10 @@ __device__ __forceinline__ bool scores_are_words(const StepRows& step) {
 
 // Keys of a group on their way into shared memory, behind what the projections may still read: in
 // registers they would be waited for before the first call.
-inline constexpr int kKeyRow = 128 + 16;
 inline constexpr int kEarlyBegin = (kMaxHidden * 2 + 127) / 128 * 128 + 256;
-inline constexpr int kEarlyWarps = (attention_bytes(128, true) - kEarlyBegin) / (16 * kKeyRow);
+inline constexpr int kEarlyWarps = (attention_bytes(128, true) - kEarlyBegin) / kKeyGroupBytes;
 __device__ __forceinline__ unsigned char* keys_of_warp(const Context& c) {
-  return c.x + kEarlyBegin + (c.warp % kEarlyWarps) * 16 * kKeyRow;
-}
-__device__ __forceinline__ void load_keys(const Context& c, int group, std::int64_t page) {
-  const unsigned char* from =
-      c.layer().index_cache + (page * kPageTokens + group % 8 * 16) * index_dim_of(c.p.shape);
-  unsigned char* to = keys_of_warp(c);
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const int row = k * 4 + c.lane / 8;
-    const int at = c.lane % 8 * 16;
-    copy_async(to + row * kKeyRow + at, from + row * 128 + at);
-  }
-}
-
-__device__ __forceinline__ void score_row_keys(const Context& c, int group,
-                                               const std::uint16_t* queries, bool by_words) {
-  const Shape& s = c.p.shape;
-  const int g = c.lane >> 2;
-  const int t = c.lane & 3;
-  const std::uint16_t* q = queries + g * index_dim_of(s) + t * (index_dim_of(s) / 4);
-  const unsigned char* key = keys_of_warp(c) + g * kKeyRow + t * (index_dim_of(s) / 4);
-  uint4 raw_low[2];
-  uint4 raw_high[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    raw_low[i] = *reinterpret_cast<const uint4*>(key + 16 * i);
-    raw_high[i] = *reinterpret_cast<const uint4*>(key + 8 * kKeyRow + 16 * i);
-  }
-  float acc[4] = {};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    uint4 b = {0, 0, 0, 0};
-    if (g < s.index_heads) b = *reinterpret_cast<const uint4*>(q + 8 * i);
-    std::uint32_t low[4];
-    std::uint32_t high[4];
-    const uint4 l = raw_low[i / 2];
-    const uint4 h = raw_high[i / 2];
-    decode_e4m3_pairs(i % 2 == 0 ? l.x : l.z, low[0], low[1]);
-    decode_e4m3_pairs(i % 2 == 0 ? l.y : l.w, low[2], low[3]);
-    decode_e4m3_pairs(i % 2 == 0 ? h.x : h.z, high[0], high[1]);
-    decode_e4m3_pairs(i % 2 == 0 ? h.y : h.w, high[2], high[3]);
-    mma(acc, low[0], high[0], low[1], high[1], b.x, b.y);
-    mma(acc, low[2], high[2], low[3], high[3], b.z, b.w);
-  }
-  const int visible = c.step().position[0] + 1 - group * 16;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int head = 2 * t + i;
-    if (i >= s.index_heads) break;  // the same for all lanes
-    float a = acc[i] * kPostE4M3;
-    float b = acc[2 + i] * kPostE4M3;
-    a = a != a ? -1e30F : a;
-    b = b != b ? -1e30F : b;
-    float best = g < visible ? a : -INFINITY;
-    if (g + 8 < visible && best < b) best = b;
-#pragma unroll
-    for (int d = 4; d < 32; d <<= 1) {
-      const float other = __shfl_xor_sync(0xFFFFFFFFU, best, d);
-      best = best < other ? other : best;
-    }
-    if (g != 0 || head >= s.index_heads) continue;
-    if (by_words) {
-      store_value(kScoreWords, head * kWordGroups + group, best + 0.0F, tag_of(c));
-    } else {
-      c.p.scores[static_cast<std::int64_t>(head) * c.p.score_stride + group] = best + 0.0F;
-    }
-  }
+  return c.x + kEarlyBegin + (c.warp % kEarlyWarps) * kKeyGroupBytes;
 }
 
 // Of the index keys that this block will score in a layer; by one warp.
@@ -278,7 +211,7 @@ __device__ __forceinline__ void row_heads_stage(Context& c) {
   // The keys of this warp's first group, but for the newest one, are there.
   const int first = mine.begin + c.warp;
   const bool early = c.warp < kEarlyWarps && first < mine.end && first != newest;
-  if (early) load_keys(c, first, plan.page[c.warp]);
+  if (early) load_keys(c, first, plan.page[c.warp], keys_of_warp(c));
 #pragma unroll 1
   for (int base = 0; base < jobs; base += kJobs) {
     if (base > 0) sync(c);
@@ -322,11 +255,19 @@ __device__ __forceinline__ void row_heads_stage(Context& c) {
     for (int group = first; group < min(mine.end, newest + 1); group += kWarps) {
       if (group != first || !early) {
         __syncwarp();
-        load_keys(c, group, __ldg(table_of(c.p, c.step(), 0) + group / 8));
+        load_keys(c, group, __ldg(table_of(c.p, c.step(), 0) + group / 8), keys_of_warp(c));
       }
       wait_copies();
       __syncwarp();
-      score_row_keys(c, group, queries, by_words);
+      score_group(c, GroupOfKeys(c, keys_of_warp(c)), step.position[0] + 1 - group * 16, queries,
+                  [&](int head, float score) {
+                    if (by_words) {
+                      store_value(kScoreWords, head * kWordGroups + group, score, tag_of(c));
+                    } else {
+                      c.p.scores[static_cast<std::int64_t>(head) * c.p.score_stride + group] =
+                          score;
+                    }
+                  });
     }
   }
 }

@@ -91,31 +91,28 @@ static_assert(kLogitsBegin + kRouterParts * kMaxExperts * 4 <= attention_bytes(1
 // Activations of all experts of a row lie in shared memory at once.
 static_assert(5 * (3072 * 2 + 64) <= attention_bytes(128, true));
 
-// The routed part of the table, from words of partial logits, handed to the feeding warp: by the
-// eight warps whose turn for items of the shared expert comes last: on a rank of four they have
-// none.
+// The routed part of the table, from words of partial logits, handed to the feeding warp, while
+// other warps begin the shared expert.
 __device__ __forceinline__ void route_beside(Context& c) {
-  constexpr int kRouting = kWarps / 2;
-  const int round = c.p.round;
-  const int turn = c.warp < round ? (c.warp - c.turn) & (round - 1) : c.warp;
-  if (turn < kWarps - kRouting) return;
-  const bool routes = turn == kWarps - kRouting;
+  const int warp = routing_warp(c);
+  if (warp < 0) return;
+  const bool routes = warp == 0;
   float4 bias = {};
   if (routes && c.layer().router_bias != nullptr)
     bias = __ldg(reinterpret_cast<const float4*>(c.layer().router_bias) + c.lane);
   // [part][row group][8] of two rows: parts 4 apart.
-  const int thread = (turn - (kWarps - kRouting)) * 32 + c.lane;
+  const int thread = warp * 32 + c.lane;
   const uint4* from = words_at(kRouterWords) + thread;
   uint4 w[4];
-  take(w, tag_of(c), layer_of(c), kRouter, [&](int k) { return from + k * kRouting * 32; });
+  take(w, tag_of(c), layer_of(c), kRouter, [&](int k) { return from + k * kRoutingThreads; });
   auto* logits = reinterpret_cast<float*>(c.x + kLogitsBegin);
   float* to = logits + (thread >> 6) * kMaxExperts + (thread >> 3 & 7) * 16 + (thread & 7);
 #pragma unroll
-  for (int k = 0; k < 4; ++k, to += kRouting / 2 * kMaxExperts) {
+  for (int k = 0; k < 4; ++k, to += kRoutingWarps / 2 * kMaxExperts) {
     to[0] = __uint_as_float(w[k].x);
     to[8] = __uint_as_float(w[k].y);
   }
-  asm volatile("bar.sync 2, %0;" ::"n"(kRouting * 32) : "memory");
+  sync_routing();
   if (!routes) return;
   route_only_row(c, logits, bias);
   __syncwarp();

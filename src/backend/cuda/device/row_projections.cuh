@@ -56,7 +56,7 @@ __device__ __noinline__ void stage_norm_of_words(const Matrix& m, const uint4* w
 template <typename K, typename F>
 __device__ __forceinline__ void row_product(Context& c, const Matrix& m, F&& y) {
   const int parts = m.parts;
-  const Run run = share_of(m, c.block, c.blocks);
+  const Run run = share_of(m, false, c.block, c.blocks);
   const int width = red_columns_of(c.p);
   const int log_parts = 31 - __clz(parts);
   const Column x = column(c, m.row_bytes, 0, c.lane < 4);
@@ -92,11 +92,7 @@ __device__ __forceinline__ void hand_over_items(Context& c, const Matrix& m, int
   const auto first_part = [&](int unit) { return ((run.begin + unit) & mask) * K::span(m); };
   const Column x = column(c, m.row_bytes, 0, c.lane < 4);
   item_products<K>(
-      c, run, 0, run.units,
-      [&](int unit) {
-        const int offset = x.stride != 0 ? first_part(unit) * m.part_cols * 2 : 0;
-        return Column{x.offset + offset, x.stride};
-      },
+      c, run, 0, run.units, [&](int unit) { return x.at(first_part(unit) * m.part_cols * 2); },
       [&](int unit, int part, float4 v) {
         if (stalled || (c.lane & 3) != 0) return;
         const int group = run.begin + unit >> m.log_items;

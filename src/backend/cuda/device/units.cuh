@@ -51,11 +51,17 @@ __device__ __forceinline__ int gate_up_log_items(const Matrix& m) {
   return kM3 ? 31 - __clz(gate_up_sums(m)) : m.log_items;
 }
 
-// This block's row groups of a matrix.
-__device__ __forceinline__ Run share_of(const Matrix& m, int block, int blocks) {
+// Whether the output projection takes all rows of a step of more than kColumns at once: if shared
+// memory holds them.
+inline constexpr bool kMayBeWide = kM3 && !kOnePass;
+__device__ __forceinline__ bool output_is_wide(const Matrix& m, int rows) {
+  return kMayBeWide && rows > kColumns && rows * m.row_bytes <= shared().params.x_bytes;
+}
+// This block's row groups of a matrix. `wide`: of as many rows, half as many groups at once.
+__device__ __forceinline__ Run share_of(const Matrix& m, bool wide, int block, int blocks) {
   const Share mine(m.row_groups, block, blocks);
-  return {m,           mine.count(), mine.begin, 1, 1, 0, 0, -1, groups_at_once(m),
-          m.log_items, m.group_bytes};
+  const int batch = wide ? max(1, groups_at_once(m) / 2) : groups_at_once(m);
+  return {m, mine.count(), mine.begin, 1, 1, 0, 0, -1, batch, m.log_items, m.group_bytes};
 }
 __device__ __forceinline__ std::int64_t bytes_of_item(const Matrix& m) {
   return static_cast<std::int64_t>(m.span) * m.tiles * m.tile_bytes;

@@ -1,0 +1,166 @@
+// Attention of the sixteen query heads of a KV head of MiniMax-M3 to one page, by a team of warps.
+#pragma once
+
+#include "backend/cuda/device/rows.cuh"
+#include "backend/cuda/device/team.cuh"
+
+namespace monolayer::cuda::MONOLAYER_KERNELS {
+
+// Scratch of one chunk: values, then scores, probabilities and queries.
+inline constexpr int kScoreStride = 132;
+inline constexpr int kProbStride = 136;
+inline constexpr int kQueryStride = 136;
+static_assert(kAttentionScratch == 16 * (kScoreStride * 4 + kProbStride * 2 + kQueryStride * 2));
+
+// Where a chunk's queries lie in its scratch: [16][kQueryStride], BF16 scaled.
+__device__ __forceinline__ std::uint16_t* queries_of(unsigned char* scratch, int value_row) {
+  return reinterpret_cast<std::uint16_t*>(scratch + kPageTokens * value_row +
+                                          16 * (kScoreStride * 4 + kProbStride * 2));
+}
+
+// Keys [0, keys) of a page: scores, exponentials, weighted values, unnormalised; attend_chunk()'s
+// sums. The queries are staged, or, if ASYNC, a group of copies on their way.
+// maximum_of(head, maximum, sum of exponentials); pair_of(head, dim, values of dim and dim + 1).
+template <bool ASYNC, int WARPS, typename M, typename P>
+__device__ __forceinline__ void attend_page(const Context& c, const Team<WARPS>& team,
+                                            unsigned char* scratch, int head, int keys,
+                                            std::int64_t page, M&& maximum_of, P&& pair_of) {
+  constexpr int kDim = 128;
+  constexpr int kValueRow = value_row_bytes(kDim, true);
+  constexpr int kShare = kWarps / WARPS;  // of what sixteen warps do one each, a warp's
+  const Shape& s = c.p.shape;
+  const int g = team.lane >> 2;
+  const int t = team.lane & 3;
+  const std::int64_t base = (page * s.kv_heads + head) * kPageTokens * kDim;
+  auto* scores = reinterpret_cast<float*>(scratch + kPageTokens * kValueRow);  // [16][132]
+  auto* probs = reinterpret_cast<std::uint16_t*>(scores + 16 * kScoreStride);  // [16][136]
+  const std::uint16_t* queries = queries_of(scratch, kValueRow);
+  uint4 raw[kShare][2];
+  const unsigned char* key = c.layer().k_cache + base + (team.warp * 8 + g) * kDim + t * (kDim / 4);
+#pragma unroll
+  for (int j = 0; j < kShare; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      raw[j][i] = __ldcg(reinterpret_cast<const uint4*>(key + j * WARPS * 8 * kDim) + i);
+  }
+  // Values of keys past the end are zeros, whatever the page holds.
+  const unsigned char* values = c.layer().v_cache + base;
+#pragma unroll
+  for (int k = 0; k < 2 * kShare; ++k) {
+    const int row = (team.thread >> 3) + k * (team.kThreadsOfTeam / 8);
+    const int at = (team.thread & 7) * 16;
+    unsigned char* to = scratch + row * kValueRow + at;
+    if (row < keys) {
+      copy_async(to, values + row * kDim + at);
+    } else {
+      *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
+    }
+  }
+  if (ASYNC) wait_groups<0>();
+  team.sync();  // all queries are staged
+#pragma unroll
+  for (int j = 0; j < kShare; ++j) {
+    float acc[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      std::uint32_t b[4];
+      decode_e4m3_pairs(i % 2 == 0 ? raw[j][i / 2].x : raw[j][i / 2].z, b[0], b[1]);
+      decode_e4m3_pairs(i % 2 == 0 ? raw[j][i / 2].y : raw[j][i / 2].w, b[2], b[3]);
+      const std::uint16_t* q = queries + g * kQueryStride + t * (kDim / 4) + 8 * i;
+      const uint4 q0 = *reinterpret_cast<const uint4*>(q);
+      const uint4 q1 = *reinterpret_cast<const uint4*>(q + 8 * kQueryStride);
+      mma(acc, q0.x, q1.x, q0.y, q1.y, b[0], b[1]);
+      mma(acc, q0.z, q1.z, q0.w, q1.w, b[2], b[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[i] = (acc[i] * kPostE4M3) * s.score_scale;
+    float* to = scores + g * kScoreStride + (j * WARPS + team.warp) * 8 + 2 * t;
+    *reinterpret_cast<float2*>(to) = {acc[0], acc[1]};
+    *reinterpret_cast<float2*>(to + 8 * kScoreStride) = {acc[2], acc[3]};
+  }
+  team.sync();
+  float best[kShare];
+  float sum[kShare];
+#pragma unroll
+  for (int j = 0; j < kShare; ++j) {
+    const int h = team.warp + j * WARPS;
+    float value[4];
+    best[j] = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = team.lane + 32 * i;
+      value[i] = at < keys ? scores[h * kScoreStride + at] : -INFINITY;
+      best[j] = best[j] < value[i] ? value[i] : best[j];
+    }
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) {
+      const float other = __shfl_xor_sync(0xFFFFFFFFU, best[j], d);
+      best[j] = best[j] < other ? other : best[j];
+    }
+    best[j] += 0.0F;
+    sum[j] = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = team.lane + 32 * i;
+      const float e = at < keys ? exponential(value[i] - best[j]) : 0.0F;
+      sum[j] += e;
+      probs[h * kProbStride + at] = scaled_bf16(e);
+    }
+  }
+  wait_copies();
+  team.sync();
+#pragma unroll
+  for (int j = 0; j < kShare; ++j) {
+    const float all = warp_sum(sum[j]);
+    if (team.lane == 0) maximum_of(team.warp + j * WARPS, best[j], all);
+  }
+  // A warp has sixteen dims, 16 n on, of two of each pair, or one of each with another warp. A
+  // matrix of eight keys and eight pairs of dims a step and half: keys 4 k, 4 k + 1 of the step's
+  // sixteen, then 4 k + 2, 4 k + 3, as attend_chunk pairs them.
+  const int dims = (kShare == 1 ? team.warp >> 1 : team.warp) * 16;
+  float acc[kShare][4] = {};
+  const int row = team.lane & 7;
+  const unsigned char* value =
+      scratch +
+      ((team.lane >> 4) * 16 + (team.lane >> 3 & 1) * 2 + row / 2 * 4 + row % 2) * kValueRow + dims;
+  const std::uint16_t* p = probs + g * kProbStride + 4 * t;
+#pragma unroll
+  for (int step = 0; step < kPageTokens; step += 32) {
+    std::uint32_t r[4];
+    load_matrices_transposed(r, value + step * kValueRow);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const uint2 a0 = *reinterpret_cast<const uint2*>(p + step + 16 * k);
+      const uint2 a1 = *reinterpret_cast<const uint2*>(p + step + 16 * k + 8 * kProbStride);
+#pragma unroll
+      for (int j = 0; j < kShare; ++j) {
+        const bool odd = kShare == 1 ? (team.warp & 1) != 0 : j == 1;
+        std::uint32_t low = 0;
+        std::uint32_t high = 0;
+        decode_e4m3_pairs(__byte_perm(r[2 * k], r[2 * k + 1], odd ? 0x7531 : 0x6420), low, high);
+        mma(acc[j], a0.x, a1.x, a0.y, a1.y, low, high);
+      }
+    }
+  }
+  if constexpr (kShare == 2) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      pair_of(g + i / 2 * 8, dims + 2 * (2 * t + i % 2),
+              float2{acc[0][i] * kPostE4M3, acc[1][i] * kPostE4M3});
+  } else {
+    // By way of shared memory: stores of single values would take far longer than all the rest.
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      scores[(g + i / 2 * 8) * kScoreStride + dims + 2 * (2 * t + i % 2) + (team.warp & 1)] =
+          acc[0][i] * kPostE4M3;
+    team.sync();
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int d = 2 * team.lane + 64 * k;
+      pair_of(team.warp, d,
+              *reinterpret_cast<const float2*>(scores + team.warp * kScoreStride + d));
+    }
+  }
+}
+
+}  // namespace monolayer::cuda::MONOLAYER_KERNELS

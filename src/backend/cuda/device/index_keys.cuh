@@ -1,0 +1,88 @@
+// Index keys of MiniMax-M3 (E4M3, 128 dims), sixteen at a time, by way of shared memory: in
+// registers those of the next sixteen would be waited for, or spilled, before these are scored.
+#pragma once
+
+#include "backend/cuda/device/rows.cuh"
+
+namespace monolayer::cuda::MONOLAYER_KERNELS {
+
+inline constexpr int kIndexDim = 128;
+inline constexpr int kKeyRow = kIndexDim + 16;  // of a key, so that rows lie in other banks
+static_assert(16 * kKeyRow == kKeyGroupBytes && 4 * kIndexDim * 2 == kIndexQueryBytes);
+
+__device__ __forceinline__ const std::int32_t* table_of(const Params& p, const StepRows& step,
+                                                        int row) {
+  return p.pages + static_cast<std::int64_t>(step.table[row]) * p.table_stride;
+}
+
+// On their way to `to`; by one warp.
+__device__ __forceinline__ void load_keys(const Context& c, int group, std::int64_t page,
+                                          unsigned char* to) {
+  const unsigned char* from =
+      c.layer().index_cache + (page * kPageTokens + group % 8 * 16) * kIndexDim;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const int row = k * 4 + c.lane / 8;
+    const int at = c.lane % 8 * 16;
+    copy_async(to + row * kKeyRow + at, from + row * kIndexDim + at);
+  }
+}
+
+// What a lane needs of them.
+struct GroupOfKeys {
+  uint4 low[2], high[2];
+  __device__ __forceinline__ GroupOfKeys(const Context& c, const unsigned char* keys) {
+    const unsigned char* key = keys + (c.lane >> 2) * kKeyRow + (c.lane & 3) * (kIndexDim / 4);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      low[i] = *reinterpret_cast<const uint4*>(key + 16 * i);
+      high[i] = *reinterpret_cast<const uint4*>(key + 8 * kKeyRow + 16 * i);
+    }
+  }
+};
+
+// Their largest dot product with each index query of a row, of the first `visible` of them:
+// score_keys()'s. `queries`: [index head][dim] in shared memory; store(head, score) by one lane.
+template <typename S>
+__device__ __forceinline__ void score_group(const Context& c, const GroupOfKeys& keys, int visible,
+                                            const std::uint16_t* queries, S&& store) {
+  const Shape& s = c.p.shape;
+  const int g = c.lane >> 2;
+  const int t = c.lane & 3;
+  const std::uint16_t* q = queries + g * kIndexDim + t * (kIndexDim / 4);
+  float acc[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint4 b = {0, 0, 0, 0};
+    if (g < s.index_heads) b = *reinterpret_cast<const uint4*>(q + 8 * i);
+    std::uint32_t low[4];
+    std::uint32_t high[4];
+    const uint4 l = keys.low[i / 2];
+    const uint4 h = keys.high[i / 2];
+    decode_e4m3_pairs(i % 2 == 0 ? l.x : l.z, low[0], low[1]);
+    decode_e4m3_pairs(i % 2 == 0 ? l.y : l.w, low[2], low[3]);
+    decode_e4m3_pairs(i % 2 == 0 ? h.x : h.z, high[0], high[1]);
+    decode_e4m3_pairs(i % 2 == 0 ? h.y : h.w, high[2], high[3]);
+    mma(acc, low[0], high[0], low[1], high[1], b.x, b.y);
+    mma(acc, low[2], high[2], low[3], high[3], b.z, b.w);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int head = 2 * t + i;
+    if (i >= s.index_heads) break;  // the same for all lanes
+    float a = acc[i] * kPostE4M3;
+    float b = acc[2 + i] * kPostE4M3;
+    a = a != a ? -1e30F : a;
+    b = b != b ? -1e30F : b;
+    float best = g < visible ? a : -INFINITY;
+    if (g + 8 < visible && best < b) best = b;
+#pragma unroll
+    for (int d = 4; d < 32; d <<= 1) {
+      const float other = __shfl_xor_sync(0xFFFFFFFFU, best, d);
+      best = best < other ? other : best;
+    }
+    if (g == 0 && head < s.index_heads) store(head, best + 0.0F);
+  }
+}
+
+}  // namespace monolayer::cuda::MONOLAYER_KERNELS
