@@ -251,7 +251,6 @@ void Rank::build(const Options& o, const Rank* whole) {
   p.router = own<float>(cuda::kRouterParts * 16 * 128);
   p.mid = own<std::uint16_t>(80ULL * width);
   p.table = own<cuda::Table>(1);
-  p.carry = own<float>(kHidden * 16ULL * 8);
   p.normed = own<std::uint16_t>(16ULL * kHidden);
   p.record = own<cuda::Record>(1);
   CHECK(cudaMemset(p.record, 0, sizeof(cuda::Record)));
@@ -338,7 +337,9 @@ struct Group {
     argument = ranks[0]->p;
     const int row = std::max({ranks[0]->layers[0].qkv.row_bytes, ranks[0]->layers[0].o.row_bytes,
                               ranks[0]->layers[0].down.row_bytes});
-    if (!cuda::plan_shared_memory(s.rows, row, cuda::attention_bytes(128, true), limit, argument)) {
+    if (!cuda::plan_shared_memory(s.rows, row,
+                                  cuda::down_bytes(ranks[0]->layers, argument.shape.chosen, s.rows),
+                                  limit, argument)) {
       std::fprintf(stderr, "no room in shared memory\n");
       std::exit(1);
     }

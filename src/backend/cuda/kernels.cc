@@ -27,7 +27,19 @@ int red_bytes(const Params& params) { return 2 * params.red_entries * 16 * param
 
 }  // namespace
 
-bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, Params& params) {
+int down_bytes(std::span<const Layer> layers, int chosen, int rows) {
+  int most = 0;
+  for (const Layer& layer : layers) {
+    const Matrix& m = layer.moe != 0 ? layer.down : layer.shared_down;
+    const int slots = layer.moe != 0 ? chosen + 1 : 1;
+    most = std::max(most, std::min(rows, kColumns) *
+                                  std::max(layer.down.row_bytes, layer.shared_down.row_bytes) +
+                              rows * slots * m.parts * kDownSums);
+  }
+  return most;
+}
+
+bool plan_shared_memory(int rows, int row_bytes, int down_bytes, int limit, Params& params) {
   const int columns = std::min(rows, kColumns);
   // With few rows the ring is deep enough anyway: what it leaves is first-level cache.
   if (columns <= 4) limit = std::min(limit, kSmallLimit);
@@ -35,7 +47,9 @@ bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, P
   params.most_rows = rows == 1 ? 1 : rows <= 4 ? 4 : rows <= 8 ? 8 : kMaxRows;
   params.red_columns = red_columns(params.most_rows);
   params.red_entries = red_entries(params.most_rows);
-  params.x_bytes = std::max({columns * row_bytes, fixed_x_bytes, heads_bytes(params.most_rows)});
+  params.x_bytes = std::max({columns * row_bytes,
+                             attention_bytes(params.shape.head_dim, params.shape.kv_fp8 != 0),
+                             heads_bytes(params.most_rows), down_bytes - red_bytes(params)});
   params.x_bytes = (params.x_bytes + 127) / 128 * 128;
   const int fixed = any_kernels().fixed_bytes;
   params.slots =

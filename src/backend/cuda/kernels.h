@@ -3,15 +3,20 @@
 
 #include <cuda_runtime_api.h>
 
+#include <span>
+
 #include "backend/cuda/m3_shape.h"
 #include "backend/cuda/params.h"
 
 namespace monolayer::cuda {
 
+// Bytes that down needs in steps of `rows` rows, whatever layer: rows of a pass, and the sums of a
+// row group.
+int down_bytes(std::span<const Layer> layers, int chosen, int rows);
 // Sets x_bytes, slots and what else divides shared memory and its copies for `rows` rows of
-// activations of `row_bytes` each (staged, with padding) beside `fixed_x_bytes` that every step
-// needs; false if they do not fit.
-bool plan_shared_memory(int rows, int row_bytes, int fixed_x_bytes, int limit, Params& params);
+// activations of `row_bytes` each (staged, with padding) and down_bytes(); false if they do not
+// fit.
+bool plan_shared_memory(int rows, int row_bytes, int down_bytes, int limit, Params& params);
 // Dynamic shared memory of a launch with these parameters.
 int shared_memory(const Params& params);
 

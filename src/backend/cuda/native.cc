@@ -188,8 +188,7 @@ Status Chain::bind(const cpu::CachePool& cache) {
 bool Chain::divide_memory(int rows, Params& p) const {
   const DeviceModel& model = ranks_.front()->model();
   return plan_shared_memory(rows, std::max(model.hidden_row_bytes(), model.other_row_bytes()),
-                            attention_bytes(p.shape.head_dim, p.shape.kv_fp8 != 0), shared_limit_,
-                            p);
+                            down_bytes(model.layers(), p.shape.chosen, rows), shared_limit_, p);
 }
 
 std::string Chain::kernel_family() const {

@@ -33,6 +33,8 @@ static_assert(kMailRows == kMaxRows, "a place in the mailbox for every row of a 
 // Columns kept of a sum, and sums of (row group, part) that meet at once, in steps of `rows` rows.
 inline constexpr int red_columns(int rows) { return rows > 4 ? 8 : rows > 2 ? 4 : 2; }
 inline constexpr int red_entries(int rows) { return rows > 4 ? 16 : 32; }
+// Bytes of a slot's sums of a row group and one part of down.
+inline constexpr int kDownSums = 16 * 4;
 
 enum class Format : std::int32_t {
   kBF16,      // tile: 16 rows x 32 columns, 1024 bytes
@@ -187,7 +189,6 @@ struct Params {
   float* router;            // [parts, rows, 16 * row groups]
   std::uint16_t* mid;       // [slots, mid_width], scaled
   Table* table;
-  float* carry;   // [row groups of down, 16, 16 rows, parts]: between batches of experts
   float* logits;  // [logit_rows, vocab]
   std::int32_t score_stride, max_chunks;
   std::int32_t projected_stride;  // of a row of sums: the row groups of the projections

@@ -123,8 +123,6 @@ Status Rank::bind(const cpu::CacheOptions& options, std::int64_t pages) {
   ML_RETURN_IF_ERROR(
       allocate(p.mid, rows * (c.experts_per_token + 1) * s.mid_width, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.table, 1, "CUDA activations"));
-  ML_RETURN_IF_ERROR(
-      allocate(p.carry, (c.hidden_size + 15) / 16 * 16 * rows * 8, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.logits, rows * s.vocab, "CUDA activations"));
   return {};
 }

@@ -163,8 +163,8 @@ __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
     const Share mine(layer.down.row_groups, block_of_rank(), blocks_of_rank());
 #pragma unroll 1
     for (int g = mine.begin; g < mine.end && f.alive; g += together) {
-      const DownBatch batch{g,   min(together, mine.end - g), 0, s.table.passes, 0, s.table.slots,
-                            true};
+      const DownBatch batch{
+          g, min(together, mine.end - g), 0, s.table.passes, 0, s.table.slots, 0, true};
 #pragma unroll 1
       for (int part = 0; part < 2 && f.alive; ++part) {
         feed_down_run(f, batch.run(layer, s.table, part), layer, part);

@@ -53,7 +53,7 @@ __device__ __forceinline__ void activate(const Context& c, const Run& run, int f
   }
 }
 
-// Sums of gate and up and of down, batch by batch in two halves: where they lie; until all warps
+// Sums of gate and up, batch by batch in two halves: where they lie; until all warps
 // have stored them (red_done) or taken them (red_free); this warp has.
 __device__ __forceinline__ float* red_of(const Context& c, std::uint32_t batch) {
   return c.red + (batch & 1) * (red_entries_of(c.p) * 16 * red_columns_of(c.p));
@@ -216,35 +216,33 @@ __device__ __forceinline__ void load_table(Context& c) {
   if (c.thread == 0) mbarrier_arrive(&c.s.routed);
 }
 
-// One output of one row and one part: the products of its experts in [first_slot, end_slot), after
-// `sum` of earlier ones.
+// One output of one row and one part: the products of its experts, by ascending expert, the shared
+// one last.
 __device__ __forceinline__ float add_experts(const Context& c, const float* products, int row,
-                                             int part, int parts, int i, int first_slot,
-                                             int end_slot, float sum) {
+                                             int part, int parts, int i) {
   const Table& t = c.s.table;
   const int chosen = kM3 || c.layer().moe != 0 ? chosen_of(c.p.shape) : 0;
-  const int shared = chosen + (kM3 || c.layer().shared_gate_up.row_groups > 0 ? 1 : 0);
+  const int all = chosen + (kM3 || c.layer().shared_gate_up.row_groups > 0 ? 1 : 0);
+  const float* from = products + part * 16 + i;
+  float sum = 0;
 #pragma unroll(kM3 ? 5 : 1)
-  for (int k = 0; k < shared; ++k) {
+  for (int k = 0; k < all; ++k) {
     const int slot = k < chosen ? t.slot_of[row][k] : c.rows() * chosen + row;
-    const bool in = slot >= first_slot && slot < end_slot;
-    const float product = products[((in ? slot - first_slot : 0) * parts + part) * 16 + i];
-    const float next = fmaf(t.slot_weight[slot], product, sum);
-    sum = in ? next : sum;
+    sum = fmaf(t.slot_weight[slot], from[slot * parts * 16], sum);
   }
   return sum;
 }
 
 // A batch's rows of activations into shared memory. Routed rows lie before the shared ones; the two
-// may be padded differently.
+// may be padded differently, but not MiniMax-M3's.
 __device__ __forceinline__ void stage_mid(Context& c, const DownBatch& batch, int row_bytes,
                                           int routed_end) {
   const Layer& layer = c.layer();
 #pragma unroll 1
-  for (int part = 0; part < 2; ++part) {
+  for (int part = 0; part < (kM3 ? 1 : 2); ++part) {
     const Layout layout(part == 0 ? layer.down : layer.shared_down);
     const int begin = part == 0 ? batch.first_slot : max(batch.first_slot, routed_end);
-    const int n = (part == 0 ? min(batch.end_slot, routed_end) : batch.end_slot) - begin;
+    const int n = (part == 0 && !kM3 ? min(batch.end_slot, routed_end) : batch.end_slot) - begin;
     if (n <= 0) continue;
     const int at = begin - batch.first_slot;
     if (layout.padded()) {
@@ -262,13 +260,11 @@ __device__ __forceinline__ void stage_mid(Context& c, const DownBatch& batch, in
   sync(c);
 }
 
-// Products of a batch, [group][slot][part][16]. A warp without an item has nothing to wait for: all
-// have waited for the batch before.
+// Products of a batch, [group][slot][part][16].
 __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch, int row_bytes,
                                               float* products) {
   const Table& t = c.s.table;
   const int own = c.lane >> 2;
-  const int slots = batch.end_slot - batch.first_slot;
 #pragma unroll 1
   for (int which = 0; which < 2; ++which) {
     const Run run = batch.run(c.layer(), t, which);
@@ -276,7 +272,6 @@ __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch
     if (run.units == 0) continue;
     const int parts = m.parts;
     const auto store = [&](int unit, int part, float4 v) {
-      wait_batch(c, c.s.red_free, c.batches - 2);
       const Run::Place place = run.place(unit);
       const int count = t.count[place.pass];
       const int column_of = 2 * (c.lane & 3);
@@ -288,9 +283,9 @@ __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch
         const float high = __ldg(scales + 8);
         v = {v.x * low, v.y * low, v.z * high, v.w * high};
       }
-      const int slot = t.first[place.pass] - batch.first_slot + column_of;
+      const int slot = t.first[place.pass] + column_of;
       float* to =
-          products + (((place.group - batch.group) * slots + slot) * parts + part) * 16 + own;
+          products + (((place.group - batch.group) * t.slots + slot) * parts + part) * 16 + own;
       to[0] = v.x, to[8] = v.z;
       to += parts * 16;
       if (column_of + 1 < count) to[0] = v.y, to[8] = v.w;
@@ -319,81 +314,76 @@ __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch
   }
 }
 
-// What those products add to the outputs of their row groups. A batch that is not the last of its
-// groups leaves its sums in c.p.carry.
+// The outputs of a batch's row groups, from the products of all experts. Called by all computing
+// warps before they have met: what the outputs are added to is asked for first.
 __device__ __forceinline__ void add_down(Context& c, const DownBatch& batch, int parts,
                                          const float* products) {
   const int rows = c.rows();
   const int hidden = hidden_of(c.p.shape);
-  const int slots = batch.end_slot - batch.first_slot;
   const int log_parts = 31 - __clz(parts);
   const int total = batch.groups * rows * 16 << log_parts;
   const std::uint32_t magic = divider(rows);
-#pragma unroll 1
-  for (int i = c.thread; (i & ~31) < total; i += kThreads) {
-    const bool in = i < total;
-    const int part = i & (parts - 1);
+  const bool peers = has_peers();
+  struct Place {
+    int group, row, at, out;
+  };
+  const auto place_of = [&](int i) {
     const int at = i >> log_parts & 15;
     const int of_rows = i >> log_parts >> 4;
     const int group = magic == 0
                           ? of_rows
                           : static_cast<int>(__umulhi(static_cast<std::uint32_t>(of_rows), magic));
-    const int r = of_rows - group * rows;
-    const int out = (batch.group + group) * 16 + at;
-    float* carried = c.p.carry + (static_cast<std::int64_t>(out) * kMaxRows + r) * parts + part;
+    return Place{group, of_rows - group * rows, at, (batch.group + group) * 16 + at};
+  };
+  const auto residual_of = [&](int i) {
+    const Place place = place_of(i);
+    return i < total && place.out < hidden && !peers
+               ? load_bf16(c.p.middle + static_cast<std::int64_t>(place.row) * hidden + place.out)
+               : 0.0F;
+  };
+  float next = residual_of(c.thread);
+  sync(c);
+#pragma unroll 1
+  for (int i = c.thread; (i & ~31) < total; i += kThreads) {
+    const float residual = next;
+    next = residual_of(i + kThreads);
+    const Place place = place_of(i);
+    const int part = i & (parts - 1);
+    const bool in = i < total;
     float sum = 0;
-    if (in) {
-      if (batch.first > 0) sum = *carried;
-      sum = add_experts(c, products + group * slots * parts * 16, r, part, parts, at,
-                        batch.first_slot, batch.end_slot, sum);
-      if (!batch.complete) *carried = sum;
-    }
+    if (in)
+      sum = add_experts(c, products + place.group * c.s.table.slots * parts * 16, place.row, part,
+                        parts, place.at);
     sum = add_parts(parts, sum);
-    if (!batch.complete || !in || part != 0 || out >= hidden) continue;
-    if (has_peers()) {
-      publish(kMlpSite, c.p.first_layer + c.layers_done, r, out, sum);
-      continue;
+    if (!in || part != 0 || place.out >= hidden) continue;
+    if (peers) {
+      publish(kMlpSite, c.p.first_layer + c.layers_done, place.row, place.out, sum);
+    } else {
+      c.p.hidden[static_cast<std::int64_t>(place.row) * hidden + place.out] =
+          to_bf16(residual + round_bf16(sum));
     }
-    const std::int64_t place = static_cast<std::int64_t>(r) * hidden + out;
-    c.p.hidden[place] = to_bf16(load_bf16(c.p.middle + place) + round_bf16(sum));
   }
 }
 
 // Sums over a row's experts, eighth by eighth, then the tree, with peers that of all ranks, one
-// rounding, and the residual. A batch's sums are taken while the next one's products are made.
+// rounding, and the residual.
 __device__ __forceinline__ void down_rows(Context& c) {
   const Layer& layer = c.layer();
   const Table& t = c.s.table;
   const int row_bytes = max(layer.down.row_bytes, layer.shared_down.row_bytes);
-  const int parts = (layer.moe != 0 ? layer.down : layer.shared_down).parts;
+  const int parts = (kM3 || layer.moe != 0 ? layer.down : layer.shared_down).parts;
   const int routed_end = routed_slots(c.s, layer);
-  DownBatch before{};
-  int staged = -1;
-  bool pending = false;  // sums of the batch before
-  const auto add_before = [&] {
-    if (!pending) return;
-    const std::uint32_t last = c.batches - 1;
-    wait_batch(c, c.s.red_done, last);
-    add_down(c, before, parts, red_of(c, last));
-    arrive_batch(c, c.s.red_free, last);
-    pending = false;
-  };
+  unsigned char* const end = reinterpret_cast<unsigned char*>(c.red) +
+                             2 * red_entries_of(c.p) * 16 * red_columns_of(c.p) * 4;
+  int staged = -1;  // the first pass whose rows are
   down_batches(c.p, layer, t, c.lane, c.block, c.blocks, [&](const DownBatch& batch) {
-    if (staged != batch.first) {
-      // Other threads may go on with what is carried.
-      add_before();
-      sync(c);  // whoever still reads the rows
-      stage_mid(c, batch, row_bytes, routed_end);
-      staged = batch.first;
-    }
-    down_products(c, batch, row_bytes, red_of(c, c.batches));
-    arrive_batch(c, c.s.red_done, c.batches);
-    add_before();
-    before = batch;
-    pending = true;
-    ++c.batches;
+    if (staged >= 0) sync(c);  // whoever still reads rows or products
+    if (staged != batch.first) stage_mid(c, batch, row_bytes, routed_end);
+    staged = batch.first;
+    auto* products = reinterpret_cast<float*>(end - batch.sums);
+    down_products(c, batch, row_bytes, products);
+    if (batch.complete) add_down(c, batch, parts, products);
   });
-  add_before();
 }
 
 __device__ __forceinline__ void down_stage(Context& c) {

@@ -227,7 +227,7 @@ __device__ __forceinline__ void row_down_stage(Context& c) {
 #pragma unroll 1
   for (int g = mine.begin; g < mine.end; g += together) {
     if (g != mine.begin) sync(c);  // whoever still reads the products
-    const DownBatch batch{g, min(together, mine.end - g), 0, t.passes, 0, slots, true};
+    const DownBatch batch{g, min(together, mine.end - g), 0, t.passes, 0, slots, 0, true};
     // The routed experts' run, then the shared one's, whose items are a copy each.
     Run run = batch.run(layer, t, 0);
     run.units = slots * batch.groups;

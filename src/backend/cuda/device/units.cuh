@@ -120,14 +120,15 @@ __device__ __forceinline__ int down_pass(const Table& t, int i) {
   return i < routed ? t.shared_passes + i : i - routed;
 }
 
-// The down projection's batches: some passes, as many as shared memory holds activations of, times
-// some row groups, as many as half of its sums holds; all row groups of a block, then the next
-// passes.
+// The down projection's batches: some row groups, as many as there is room for the sums of, times
+// some passes, as many as what that leaves of x holds activations of; all passes, then the next row
+// groups. The sums lie at the end of shared memory.
 struct DownBatch {
   int group, groups;
   int first, end;            // passes, in the order of down_pass
   int first_slot, end_slot;  // their slots
-  bool complete;             // the last of their row groups
+  int sums;                  // bytes, from the end of shared memory
+  bool complete;             // the last of its row groups
   // Units of the routed experts (part 0) and of the shared one (1): row groups of a pass together.
   __device__ Run run(const Layer& layer, const Table& t, int part) const {
     const int routed = t.passes - t.shared_passes;
@@ -157,36 +158,47 @@ __device__ __forceinline__ int down_groups_of_row(const Params& p, const Layer& 
 template <typename F>
 __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer, const Table& t,
                                              int lane, int block, int blocks, F&& f) {
-  const Matrix& shape = layer.moe != 0 ? layer.down : layer.shared_down;
+  const Matrix& shape = kM3 || layer.moe != 0 ? layer.down : layer.shared_down;
   const Share mine(shape.row_groups, block, blocks);
   // Nothing else keeps such a block's feeding warp from reading the next layer's table.
   if (mine.count() == 0) return;
   const int row_bytes = max(shape.row_bytes, layer.shared_down.row_bytes);
-  // Pairs of a slot and a row group whose products half of the sums holds.
-  const int sums = red_entries_of(p) * red_columns_of(p) / shape.parts;
-  const int capacity = min(p.x_bytes / row_bytes, sums);
+  const int of_group = t.slots * shape.parts * kDownSums;
+  const int room = p.x_bytes + 2 * red_entries_of(p) * 16 * red_columns_of(p) * 4;
+  const int least = min(kColumns, rows_of(shared().step)) * row_bytes;
+  int together = 1;
+  while (together < mine.count() && (together + 1) * of_group + least <= room) ++together;
   const auto end_of = [&](int i) {
     const int pass = down_pass(t, i);
     return t.first[pass] + t.count[pass];
   };
-  int slot = 0;
 #pragma unroll 1
-  for (int i = 0; i < t.passes;) {
-    const int first = i;
-    const int first_slot = slot;
-    // Up to the first pass that no longer fits; the first one always does.
-    std::uint32_t over = 0;
+  for (int g = mine.begin; g < mine.end; g += together) {
+    const int groups = min(together, mine.end - g);
+    const int sums = groups * of_group;
+    // Slots whose activations fit.
+    const int capacity = static_cast<int>(static_cast<unsigned>(min(p.x_bytes, room - sums)) /
+                                          static_cast<unsigned>(row_bytes));
+    int slot = 0;
 #pragma unroll 1
-    for (; over == 0 && i < t.passes; i += 32) {
-      over = __ballot_sync(0xFFFFFFFFU,
-                           i + lane < t.passes && end_of(i + lane) - first_slot > capacity);
-    }
-    i = over != 0 ? i - 32 + __ffs(static_cast<int>(over)) - 1 : t.passes;
-    slot = end_of(i - 1);
-    const int together = max(1, sums / (slot - first_slot));
+    for (int i = 0; i < t.passes;) {
+      const int first = i;
+      const int first_slot = slot;
+      if (t.slots - first_slot <= capacity) {
+        i = t.passes;
+        slot = t.slots;
+      } else {
+        // Up to the first pass that no longer fits; the first one always does.
+        std::uint32_t over = 0;
 #pragma unroll 1
-    for (int g = mine.begin; g < mine.end; g += together) {
-      f(DownBatch{g, min(together, mine.end - g), first, i, first_slot, slot, i == t.passes});
+        for (; over == 0 && i < t.passes; i += 32) {
+          over = __ballot_sync(0xFFFFFFFFU,
+                               i + lane < t.passes && end_of(i + lane) - first_slot > capacity);
+        }
+        i = over != 0 ? i - 32 + __ffs(static_cast<int>(over)) - 1 : t.passes;
+        slot = end_of(i - 1);
+      }
+      f(DownBatch{g, groups, first, i, first_slot, slot, sums, i == t.passes});
     }
   }
 }
