@@ -79,41 +79,44 @@ __device__ __forceinline__ void attend_page(const Context& c, const Team<WARPS>&
     *reinterpret_cast<float2*>(to + 8 * kScoreStride) = {acc[2], acc[3]};
   }
   team.sync();
-  float best[kShare];
-  float sum[kShare];
-#pragma unroll
-  for (int j = 0; j < kShare; ++j) {
-    const int h = team.warp + j * WARPS;
+  int h = team.warp;
+  float best = 0;
+  float sum = 0;
+  const auto report = [&] {
+    const float all = warp_sum(sum);
+    if (team.lane == 0) maximum_of(h, best, all);
+  };
+#pragma unroll 1
+  while (true) {
     float value[4];
-    best[j] = -INFINITY;
+    best = -INFINITY;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = team.lane + 32 * i;
       value[i] = at < keys ? scores[h * kScoreStride + at] : -INFINITY;
-      best[j] = best[j] < value[i] ? value[i] : best[j];
+      best = best < value[i] ? value[i] : best;
     }
 #pragma unroll
     for (int d = 16; d > 0; d >>= 1) {
-      const float other = __shfl_xor_sync(0xFFFFFFFFU, best[j], d);
-      best[j] = best[j] < other ? other : best[j];
+      const float other = __shfl_xor_sync(0xFFFFFFFFU, best, d);
+      best = best < other ? other : best;
     }
-    best[j] += 0.0F;
-    sum[j] = 0;
+    best += 0.0F;
+    sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = team.lane + 32 * i;
-      const float e = at < keys ? exponential(value[i] - best[j]) : 0.0F;
-      sum[j] += e;
+      const float e = at < keys ? exponential(value[i] - best) : 0.0F;
+      sum += e;
       probs[h * kProbStride + at] = scaled_bf16(e);
     }
+    if (h + WARPS >= kWarps) break;
+    report();
+    h += WARPS;
   }
   wait_copies();
   team.sync();
-#pragma unroll
-  for (int j = 0; j < kShare; ++j) {
-    const float all = warp_sum(sum[j]);
-    if (team.lane == 0) maximum_of(team.warp + j * WARPS, best[j], all);
-  }
+  report();
   // A warp has sixteen dims, 16 n on, of two of each pair, or one of each with another warp. A
   // matrix of eight keys and eight pairs of dims a step and half: keys 4 k, 4 k + 1 of the step's
   // sixteen, then 4 k + 2, 4 k + 3, as attend_chunk pairs them.

@@ -188,7 +188,7 @@ __device__ __forceinline__ void attend_pages(Context& c) {
   for (int unit = first; unit < units; unit += kTeams * c.blocks) {
     const int which = unit / chunks;
     const int chunk = unit - which * chunks;
-    const int row = row_of_task(which, s.kv_heads);
+    const int row = row_of_head_task(which, s.kv_heads);
     const int head = which - row * s.kv_heads;
     const int position = c.step().position[row];
     if (chunk > position / kPageTokens) continue;
@@ -248,7 +248,7 @@ __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
   const Shape& s = c.p.shape;
   const bool sparse = kM3 || c.layer().sparse != 0;
   const int dim = head_dim_of(s);
-  const int row = row_of_task(task, s.heads);
+  const int row = row_of_head_task(task, s.heads);
   const int in_row = task - row * s.heads;
   const int head = in_row / group_of(s);
   const int h = in_row - head * group_of(s);
@@ -263,14 +263,15 @@ __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
   float maximum = -INFINITY;  // before the first chunk: what is scaled by exp of it is 0
   float sum = 0;
 #pragma unroll 1
-  for (int base = 0; base < chunks; base += kTogether) {
+  for (int base = 0;; base += kTogether) {
     const int count = min(kTogether, chunks - base);
     const float* at = partial + static_cast<std::int64_t>(base) * stride;
-    float o[kTogether];
+    float o[kTogether] = {};
     const float* from = at + h * dim + d;
 #pragma unroll
-    for (int k = 0; k < kTogether; ++k, from += stride) {
-      o[k] = k < count && d < dim ? load_l2(from) : 0.0F;
+    for (int k = 0; k < kTogether; ++k) {
+      // What is not there is the first one, not added.
+      if (kM3 || d < dim) o[k] = load_l2(from + (k < count ? k : 0) * stride);
     }
     const bool there = c.lane < count;
     const float* own = at + c.lane * stride + group_of(s) * dim + h;
@@ -295,6 +296,7 @@ __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
       sum = sum * f.x + f.z * f.y;
       value = value * f.x + o[k] * f.y;
     }
+    if (kM3 || base + kTogether >= chunks) break;
     maximum = __shfl_sync(0xFFFFFFFFU, largest, count - 1);
   }
   if (d >= dim) return;

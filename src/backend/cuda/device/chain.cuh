@@ -84,49 +84,54 @@ __device__ __forceinline__ void copy_params(const Params& argument, int rank, Pa
 #ifndef STAGE_INLINE
 #define STAGE_INLINE __noinline__
 #endif
+// By way of shared memory: as an argument and a result it would go through local memory at every
+// call. All lanes store the same.
+__device__ __forceinline__ State& own_state() { return shared().states[threadIdx.x / 32]; }
 template <void (*STAGE)(Context&)>
-__device__ STAGE_INLINE State run(State state) {
-  Context c = open_context(state);
+__device__ STAGE_INLINE void run() {
+  Context c = open_context(own_state());
   STAGE(c);
-  return c;
+  own_state() = c;
 }
 #if MONOLAYER_KERNELS_ROWS == 1
 // One sparse layer of the fused kernel for one row, whose stages wait for words; false once the
 // block gave up. A stage that did computes with anything until the end of the layer.
-__device__ __forceinline__ bool fused_layer(State& state, int l) {
+__device__ __forceinline__ bool fused_layer(int l) {
   const Params& p = shared().params;
+  State& state = own_state();
   const int block = block_of_rank();
   state.layers_done = l - p.first_layer;
-  state = run<row_qkv_stage>(state);
+  run<row_qkv_stage>();
   mark_end(l, kQkv);
-  state = run<row_heads_stage>(state);
+  run<row_heads_stage>();
   const bool counted = shared().step.score != 0 && !scores_are_words(shared().step);
   if (counted) {
     arrive(l, kHeads);
   } else {
     mark_end(l, kHeads);
   }
-  if (block < arrivals(kAttend)) {
+  const int units = row_plan().units;
+  if (block < units) {
     if (counted && !wait_for(l, kHeads, kAttend)) return false;
-    state = run<row_attend_stage>(state);
+    run<row_attend_stage>();
     mark_end(l, kAttend);
   }
-  const int merging = block - first_to_merge(true);
-  if (merging >= 0 && merging < arrivals(kMerge)) {
-    state = run<row_merge_stage>(state);
+  const int merging = block - first_to_merge_row();
+  if (merging >= 0 && merging < p.shape.heads) {
+    run<row_merge_stage>();
     mark_end(l, kMerge);
   }
-  state = run<row_output_stage>(state);
+  run<row_output_stage>();
   mark_end(l, kOutput);
-  state = run<row_router_stage>(state);
+  run<row_router_stage>();
   mark_end(l, kRouter);
 #pragma unroll 1
   for (int routed = 0; routed < 2; ++routed) {
-    state.routed = routed;
-    state = run<row_gate_up_half>(state);
+    state.routed = static_cast<std::int16_t>(routed);
+    run<row_gate_up_half>();
     mark_end(l, routed == 0 ? kShared : kGateUp);
   }
-  state = run<row_down_stage>(state);
+  run<row_down_stage>();
   mark_end(l, kDown);
   // One answer for all warps: one that is ahead may give up in the next layer before another one
   // has looked.
@@ -153,54 +158,56 @@ __device__ __forceinline__ void post_norm_stage(Context& c) {
   norm_rows(c, c.layer().router, c.p.middle, c.layer().post_norm);
 }
 inline constexpr bool kRoutesBeside = kM3 && kOnePass;
+__device__ __forceinline__ void gate_up_in_step(Context& c) { gate_up_half<kRoutesBeside>(c); }
 // One sparse layer of the fused kernel; false once the block gave up. Blocks without work in a
 // stage neither wait for what it reads nor arrive.
-__device__ __forceinline__ bool fused_layer(State& state, int l) {
+__device__ __forceinline__ bool fused_layer(int l) {
   const Params& p = shared().params;
+  State& state = own_state();
   const int block = block_of_rank();
   state.layers_done = l - p.first_layer;
   state.normed = norms_apart();
   if (state.normed) {
     if (block < arrivals(kInputNorm)) {
       if (!wait_for(l - 1, kDown, kInputNorm)) return false;
-      state = run<input_norm_stage>(state);
+      run<input_norm_stage>();
       arrive(l, kInputNorm);
     }
     if (!wait_for(l, kInputNorm, kQkv)) return false;
   } else if (!wait_for(l - 1, kDown, kQkv)) {
     return false;
   }
-  state = run<qkv_stage>(state);
+  run<qkv_stage>();
   arrive(l, kQkv);
   if (kStagesKeys) start_keys(open_context(state));
   if (!wait_for(l, kQkv, kHeads)) return false;
-  state = run<heads_and_next>(state);
+  run<heads_and_next>();
   arrive(l, kHeads);
   if (block < arrivals(kAttend)) {
     if (!wait_for(l, kHeads, kAttend)) return false;
-    state = run<attend_stage>(state);
+    run<attend_stage>();
     arrive(l, kAttend);
   }
   const int merging = block - first_to_merge(true);
   if (merging >= 0 && merging < arrivals(kMerge)) {
     if (!wait_for(l, kAttend, kMerge)) return false;
-    state = run<merge_stage>(state);
+    run<merge_stage>();
     arrive(l, kMerge);
   }
   if (!wait_for(l, kMerge, kOutput)) return false;
-  state = run<output_stage>(state);
+  run<output_stage>();
   arrive(l, kOutput);
   if (state.normed) {
     if (block < arrivals(kPostNorm)) {
       if (!wait_for(l, kOutput, kPostNorm)) return false;
-      state = run<post_norm_stage>(state);
+      run<post_norm_stage>();
       arrive(l, kPostNorm);
     }
     if (!wait_for(l, kPostNorm, kRouter)) return false;
   } else if (!wait_for(l, kOutput, kRouter)) {
     return false;
   }
-  state = run<router_in_step>(state);
+  run<router_in_step>();
   const Layer& layer = shared().layers[state.layers_done & 1];
   if (!kOnePass && items_of(layer.router, state.normed, block, blocks_of_rank()).units > 0)
     arrive(l, kRouter);
@@ -220,12 +227,12 @@ __device__ __forceinline__ bool fused_layer(State& state, int l) {
         if (!wait_for(l, kRouter, kGateUp)) return false;
       }
     }
-    state.routed = routed;
-    state = run<gate_up_half<kRoutesBeside> >(state);
+    state.routed = static_cast<std::int16_t>(routed);
+    run<gate_up_in_step>();
   }
   arrive(l, kGateUp);
   if (!wait_for(l, kGateUp, kDown)) return false;
-  state = run<down_stage>(state);
+  run<down_stage>();
   arrive(l, kDown);
   return true;
 }
@@ -273,15 +280,15 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
     feed_weights<STAGES>(p, s);
     return;
   }
-  State state{.staged = -1};
+  own_state() = State{.staged = -1};
   if constexpr (kFused) {
 #pragma unroll 1
     for (int l = p.first_layer; l < p.last_layer; ++l) {
-      if (!fused_layer(state, l)) return;
+      if (!fused_layer(l)) return;
     }
     return;
   }
-  Context c = open_context(state);
+  Context c = open_context(own_state());
   if (has(kEmbed)) embed_stage(c);
   if (has(kQkv)) qkv_stage(c);
   if (has(kHeads)) {

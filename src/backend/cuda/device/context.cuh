@@ -7,21 +7,23 @@
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
-// What a warp carries from one stage to the next, in registers.
-struct State {
+// What a warp carries from one stage to the next.
+struct alignas(16) State {
   int slot;               // of the ring, that the next copy is in
   std::uint32_t wraps;    // of the ring before it
   int turn;               // warp that takes the next item
   int half;               // of the sums
-  std::uint32_t batches;  // of sums in gate_up and down, so far
+  std::uint32_t batches;  // of sums in gate_up, so far
   int staged;  // layout in which x holds the step's normed rows after attention; -1: it does not
-  int layers_done;  // of the run; the layer's copy in Shared::layers goes by its parity
-  int routed;       // which half of gate_up
-  bool normed;      // rows come from Params::normed
+  int layers_done;      // of the run; the layer's copy in Shared::layers goes by its parity
+  std::int16_t routed;  // which half of gate_up
+  bool normed;          // rows come from Params::normed
 };
+static_assert(sizeof(State) == 32);
 
 // Fixed part of shared memory; the ring follows, then the activations, then sums.
 struct Shared {
+  State states[kWarps];
   alignas(16) Layer layers[2];   // the run's current layer and the next one
   alignas(16) Layer feed_layer;  // the one the feeding warp has reached
   alignas(16) StepRows step;
@@ -33,7 +35,7 @@ struct Shared {
   alignas(16) std::uint8_t experts[kMaxRows * kMaxChosen];  // of the choices, row by row
   alignas(16) std::uint8_t begins[kMaxRows * kMaxChosen];   // 0xFF: the choice begins a pass
   std::uint64_t full[kMaxSlots], empty[kMaxSlots], routed;
-  std::uint64_t red_done[2], red_free[2];    // halves of the sums, in gate_up and down
+  std::uint64_t red_done[2], red_free[2];    // halves of the sums, in gate_up
   alignas(16) unsigned char zero[16];        // what columns without a row read
   volatile std::uint32_t issued[kMaxSlots];  // copies into each slot so far
   volatile std::int32_t abort;
@@ -132,9 +134,8 @@ template <int BARRIER, int THREADS>
 __device__ __forceinline__ bool meet_or(bool own) {
   std::uint32_t any = 0;
   asm volatile(
-      "{.reg .pred p, q; setp.ne.u32 q, %1, 0; barrier.red.or.pred p, %2, %3, q; selp.u32 %0, 1, "
-      "0, "
-      "p;}"
+      "{.reg .pred p, q; setp.ne.u32 q, %1, 0; barrier.red.or.pred p, %2, %3, q; "
+      "selp.u32 %0, 1, 0, p;}"
       : "=r"(any)
       : "r"(own ? 1U : 0U), "n"(BARRIER), "n"(THREADS)
       : "memory");

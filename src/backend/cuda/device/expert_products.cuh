@@ -14,13 +14,16 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 template <typename K, bool ADDED, typename X, typename S>
 __device__ __forceinline__ void expert_products(Context& c, const Run& run, int begin, int units,
                                                 X&& x_of, S&& store) {
-  constexpr int kTiles = 6;  // of half a copy
+  // Tiles in straight code: what a longer stretch saves in branches costs more in code that has to
+  // be fetched.
+  constexpr int kTiles = 2;
   constexpr int kTileBytes = 544;
   constexpr int kTileColumns = 128;  // bytes of activations that a tile meets
-  constexpr int kCopies = K::kSpan * K::kTiles / (2 * kTiles);
-  static_assert(K::kSpan * K::kTiles == kCopies * 2 * kTiles && (kCopies == 1 || ADDED) &&
-                kCopies <= 2 && 2 * kTiles * kTileBytes == kSlotBytes &&
-                (!kM3 || K::kChunkTiles == 2 * kTiles));
+  constexpr int kPieces = kSlotBytes / (kTiles * kTileBytes);  // of a copy
+  constexpr int kCopies = K::kSpan * K::kTiles / (kPieces * kTiles);
+  static_assert(K::kSpan * K::kTiles == kCopies * kPieces * kTiles && (kCopies == 1 || ADDED) &&
+                kCopies <= 2 && kPieces * kTiles * kTileBytes == kSlotBytes &&
+                (!kM3 || K::kChunkTiles == kPieces * kTiles));
   const int items = units << run.log_items;
   const int mask = (1 << run.log_items) - 1;
   const int round = c.p.round;
@@ -50,10 +53,10 @@ __device__ __forceinline__ void expert_products(Context& c, const Run& run, int 
         TileMXFP4 t[2];
         t[0].fetch(tile, scale, x, 64);
 #pragma unroll 1
-        for (int half = 0; half < 2; ++half) {
+        for (int piece = 0; piece < kPieces; ++piece) {
 #pragma unroll
           for (int k = 1; k <= kTiles; ++k) {
-            if (k < kTiles || half == 0)
+            if (k < kTiles || piece + 1 < kPieces)
               t[k & 1].fetch(tile + k * kTileBytes, scale + k * kTileBytes, x + k * kTileColumns,
                              64);
             t[(k - 1) & 1].add(acc);
@@ -61,7 +64,7 @@ __device__ __forceinline__ void expert_products(Context& c, const Run& run, int 
           tile += kTiles * kTileBytes;
           scale += kTiles * kTileBytes;
           x += kTiles * kTileColumns;
-          if (K::kSpan == 2 && !ADDED && half == 0) {
+          if (K::kSpan == 2 && !ADDED && piece + 1 == kPieces / 2) {
             first = {acc[0], acc[1], acc[2], acc[3]};
             acc[0] = acc[1] = acc[2] = acc[3] = 0;
           }

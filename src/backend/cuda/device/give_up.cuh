@@ -7,11 +7,13 @@
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 // Tests: whether this block stops at `stage`.
-__device__ __forceinline__ bool is_stalled(int stage) {
+__device__ __noinline__ bool stalls_at(int stage) {
   const Shared& s = shared();
-  return s.block == s.params.stall_block &&
-         (s.params.stall_stage < 0 || stage == s.params.stall_stage) &&
+  return (s.params.stall_stage < 0 || stage == s.params.stall_stage) &&
          (s.params.stall_step < 0 || s.step_tag == static_cast<std::uint32_t>(s.params.stall_step));
+}
+__device__ __forceinline__ bool is_stalled(int stage) {
+  return shared().block == shared().params.stall_block && stalls_at(stage);
 }
 
 // Where a wait stands.

@@ -24,11 +24,14 @@ __device__ __forceinline__ int arrivals(int stage) {
   return min(units, blocks_of_rank());
 }
 
-__device__ __forceinline__ void stamp(int layer, int stage, int which) {
+__device__ __noinline__ void store_stamp(int layer, int stage, int which) {
   const Params& p = shared().params;
-  if (p.stamps == nullptr) return;
   p.stamps[(((layer - p.first_layer) * kStages + stage) * 2 + which) * blocks_of_rank() +
            block_of_rank()] = static_cast<std::uint32_t>(clock64());
+}
+
+__device__ __forceinline__ void stamp(int layer, int stage, int which) {
+  if (shared().params.stamps != nullptr) store_stamp(layer, stage, which);
 }
 
 __device__ __forceinline__ void mark_end(int layer, int stage) {

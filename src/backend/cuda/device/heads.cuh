@@ -6,6 +6,33 @@
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
+// A head of MiniMax-M3, of which a lane has dims lane + 32 i: both halves of each rotated pair.
+// Norm and rotation of queries and keys.
+struct HeadNorm {
+  std::uint16_t weight[4];  // BF16, not touched before it is used: it is on its way until then
+  float cosine, sine;
+
+  __device__ __forceinline__ void load(const std::uint16_t* weights, const float* rope, int lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) weight[i] = __ldg(weights + lane + 32 * i);
+    cosine = __ldg(rope + lane);
+    sine = __ldg(rope + 32 + lane);
+  }
+  __device__ __forceinline__ void apply(float (&v)[4], float eps) const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum = fmaf(v[i], v[i], sum);
+    const float factor = norm_factor(warp_sum(sum), 128, eps);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      v[i] =
+          (v[i] * factor) * (1.0F + __uint_as_float(static_cast<std::uint32_t>(weight[i]) << 16));
+    const float low = v[0];
+    v[0] = low * cosine - v[1] * sine;
+    v[1] = v[1] * cosine + low * sine;
+  }
+};
+
 // One head of one row by one warp: norm, rotation, the one rounding; queries to memory, index
 // queries to shared memory, keys and values to the caches. Order of heads: q, k, v, index q, index
 // k.
@@ -58,18 +85,23 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
   float w[4] = {};
   float cosine[4] = {1, 1, 1, 1};
   float sine[4] = {};
+  HeadNorm n{};
   const int half = rotary_of(s) / 2;
   float sum = 0;
   // What does not depend on the projections is asked for first.
+  if (kM3) {
+    if (norm != nullptr) n.load(norm, p.step->rope[row], lane);
+  } else {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int d = lane + 32 * i;
-    if (norm == nullptr) continue;
-    if (d < dim) w[i] = __uint_as_float(static_cast<std::uint32_t>(__ldg(norm + d)) << 16);
-    if (d < 2 * half) {
-      const float* rope = p.step->rope[row];
-      cosine[i] = __ldg(rope + (d < half ? d : d - half));
-      sine[i] = __ldg(rope + half + (d < half ? d : d - half));
+    for (int i = 0; i < 4; ++i) {
+      const int d = lane + 32 * i;
+      if (norm == nullptr) continue;
+      if (d < dim) w[i] = __uint_as_float(static_cast<std::uint32_t>(__ldg(norm + d)) << 16);
+      if (d < 2 * half) {
+        const float* rope = p.step->rope[row];
+        cosine[i] = __ldg(rope + (d < half ? d : d - half));
+        sine[i] = __ldg(rope + half + (d < half ? d : d - half));
+      }
     }
   }
   // The parts of dims 4 lane and three more, in the fixed tree; then a lane has every 32nd dim.
@@ -97,9 +129,11 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
     const int d = lane + 32 * i;
     v[i] = d < dim ? y[d] : 0.0F;
   }
+  if (kM3) {
+    if (norm != nullptr) n.apply(v, s.eps);
+  } else if (norm != nullptr) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) sum = fmaf(v[i], v[i], sum);
-  if (norm != nullptr) {
+    for (int i = 0; i < 4; ++i) sum = fmaf(v[i], v[i], sum);
     sum = warp_sum(sum);
     const float factor = norm_factor(sum, dim, s.eps);
     // Pairs lie `half` columns apart, in whatever lane.
@@ -205,6 +239,13 @@ struct ScoreTask {
   int row, group;
   __device__ ScoreTask(int task, int groups)
       : row(row_of_task(task, groups)), group(task - row * groups) {}
+  // The one `n` tasks on: fewer than a row has.
+  __device__ ScoreTask after(int n, int groups) const {
+    ScoreTask next = *this;
+    next.group += n;
+    if (next.group >= groups) next.group -= groups, ++next.row;
+    return next;
+  }
 };
 // Whether all keys of a task are there before this step's are made. All lanes of a warp.
 __device__ __forceinline__ bool keys_are_old(const Context& c, const ScoreTask& task) {
@@ -224,14 +265,14 @@ __device__ __forceinline__ Share score_share(const Context& c) {
 // Keys of this warp's first tasks, a group of copies each, whoever still reads x having come first.
 __device__ __forceinline__ void start_keys(const Context& c) {
   const Share mine = score_share(c);
+  const int groups = c.step().max_groups;
+  ScoreTask task(mine.begin + c.warp, groups);
 #pragma unroll 1
   for (int k = 0; k < kKeyBuffers; ++k) {
-    const int task = mine.begin + c.warp + k * kWarps;
-    if (task < mine.end) {
-      const ScoreTask t(task, c.step().max_groups);
-      if (keys_are_old(c, t)) start_keys_of(c, t, k);
-    }
+    if (mine.begin + c.warp + k * kWarps < mine.end && keys_are_old(c, task))
+      start_keys_of(c, task, k);
     commit_copies();
+    task = task.after(kWarps, groups);
   }
 }
 // Scores of all tasks of a block, whose first keys were started before its new keys were made.
@@ -239,13 +280,17 @@ __device__ __forceinline__ void score_tasks(const Context& c, int first_row,
                                             const std::uint16_t* queries) {
   const StepRows& step = c.step();
   const Share mine = score_share(c);
+  const int groups = step.max_groups;
+  ScoreTask t(mine.begin + c.warp, groups);
+  {
+    ScoreTask start = t;
 #pragma unroll 1
-  for (int k = 0; k < kKeyBuffers; ++k) {
-    const int task = mine.begin + c.warp + k * kWarps;
-    if (task >= mine.end) break;
-    const ScoreTask t(task, step.max_groups);
-    // Waited for by whoever takes the first task, with all others before it.
-    if (!keys_are_old(c, t)) start_keys_of(c, t, k);
+    for (int k = 0; k < kKeyBuffers; ++k) {
+      if (mine.begin + c.warp + k * kWarps >= mine.end) break;
+      // Waited for by whoever takes the first task, with all others before it.
+      if (!keys_are_old(c, start)) start_keys_of(c, start, k);
+      start = start.after(kWarps, groups);
+    }
   }
   bool first = true;
   int which = 0;
@@ -260,19 +305,21 @@ __device__ __forceinline__ void score_tasks(const Context& c, int first_row,
     __syncwarp();
     const GroupOfKeys keys(c, key_buffer(c, which));
     __syncwarp();
-    const int next = task + kKeyBuffers * kWarps;
-    if (next < mine.end) start_keys_of(c, ScoreTask(next, step.max_groups), which);
+    if (task + kKeyBuffers * kWarps < mine.end)
+      start_keys_of(c, t.after(kKeyBuffers * kWarps, groups), which);
     commit_copies();
     which = which + 1 == kKeyBuffers ? 0 : which + 1;
-    const ScoreTask t(task, step.max_groups);
     const int visible = step.position[t.row] + 1 - t.group * 16;
-    if (visible <= 0) continue;
-    score_group(c, keys, visible, queries + (t.row - first_row) * c.p.shape.index_heads * kIndexDim,
-                [&](int head, float score) {
-                  c.p.scores[(static_cast<std::int64_t>(t.row) * c.p.shape.index_heads + head) *
-                                 c.p.score_stride +
-                             t.group] = score;
-                });
+    if (visible > 0) {
+      score_group(c, keys, visible,
+                  queries + (t.row - first_row) * c.p.shape.index_heads * kIndexDim,
+                  [&](int head, float score) {
+                    c.p.scores[(static_cast<std::int64_t>(t.row) * c.p.shape.index_heads + head) *
+                                   c.p.score_stride +
+                               t.group] = score;
+                  });
+    }
+    t = t.after(kWarps, groups);
   }
 }
 
@@ -305,7 +352,7 @@ __device__ __forceinline__ void heads_stage(Context& c) {
     int head = 0;
     std::uint16_t* query = nullptr;
     if (job < index_jobs) {
-      const int own = row_of_task(job, s.index_heads);
+      const int own = row_of_head_task(job, s.index_heads);
       row = first_row + own;
       head = first_index + job - own * s.index_heads;
       query = queries + job * per_query;

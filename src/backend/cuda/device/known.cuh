@@ -24,9 +24,18 @@ inline constexpr bool kOneRow = kMostRows == 1;
 inline constexpr bool kOnePass = kMostRows <= kColumns;
 
 __device__ __forceinline__ int rows_of(const StepRows& s) { return kOneRow ? 1 : s.rows; }
-// Row of a task, of which every row has `per_row`.
+// Quotient of what is not negative. Apart: divisions are much code.
+__device__ __noinline__ int quotient(int n, int divisor) {
+  return static_cast<int>(static_cast<unsigned>(n) / static_cast<unsigned>(divisor));
+}
+// Row of a task, of which every row has `per_row`; of one a head, whose number is a power of two
+// for MiniMax-M3.
 __device__ __forceinline__ int row_of_task(int task, int per_row) {
-  return kOneRow ? 0 : task / per_row;
+  return kOneRow ? 0 : quotient(task, per_row);
+}
+__device__ __forceinline__ int row_of_head_task(int task, int heads) {
+  if (kOneRow) return 0;
+  return kM3 ? task >> 31 - __clz(heads) : quotient(task, heads);
 }
 __device__ __forceinline__ int red_columns_of(const Params& p) {
   return kM3 ? red_columns(kMostRows) : p.red_columns;

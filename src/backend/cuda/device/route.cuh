@@ -160,7 +160,7 @@ __device__ __forceinline__ void order_choices(Context& c, int thread, S&& meet) 
   int earlier = 0;  // of the same expert
   int together = 0;
   if (thread < choices) {
-#pragma unroll 4
+#pragma unroll(kOnePass ? 1 : 2)
     for (int word = 0; word < min(words, kWords); ++word) {
       const std::uint32_t others = experts[word];
       const std::uint32_t same = __vcmpeq4(others, own);
@@ -183,7 +183,7 @@ __device__ __forceinline__ void order_choices(Context& c, int thread, S&& meet) 
   const auto* begins = reinterpret_cast<const std::uint32_t*>(c.s.begins);
   int pass = shared_passes;
   int all = shared_passes;
-#pragma unroll 4
+#pragma unroll(kOnePass ? 1 : 2)
   for (int word = 0; word < min(words, kWords); ++word) {
     const std::uint32_t others = experts[word];
     const std::uint32_t begin = begins[word];

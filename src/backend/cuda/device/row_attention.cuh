@@ -10,9 +10,10 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 static_assert(kRanked * 8 == kWordGroups);
 
 // The key that select.cuh chooses a block by, once its scores are there.
-__device__ __forceinline__ std::uint64_t row_block_key(const Context& c, int head, int block,
-                                                       int blocks, int last_group) {
+__device__ __forceinline__ std::uint64_t row_block_key(const Context& c, int head, int block) {
   const Shape& s = c.p.shape;
+  const int last_group = c.step().position[0] / 16;
+  const int blocks = last_group / 8 + 1;
   if (block >= blocks - min(s.local_blocks, blocks))
     return 0xFFFFFFFFULL << 32 | static_cast<std::uint32_t>(block);
   const std::uint32_t tie = 0xFFFFFFFFU - static_cast<std::uint32_t>(block);
@@ -49,22 +50,20 @@ __device__ __forceinline__ std::uint64_t row_block_key(const Context& c, int hea
 
 __device__ __forceinline__ void row_attend_stage(Context& c) {
   const Team<kWarps> team(c);
-  const Shape& s = c.p.shape;
-  const int chunks = c.step().max_chunks[1];
+  const RowPlan& plan = row_plan();
   const int position = c.step().position[0];
-  const int blocks = position / kPageTokens + 1;
   std::uint16_t* const queries = queries_of(c.x, value_row_bytes(128, true));
 #pragma unroll 1
-  for (int unit = c.block; unit < s.kv_heads * chunks; unit += c.blocks) {
-    const int head = unit / chunks;
-    const int chunk = unit - head * chunks;
+  for (int unit = c.block; unit < plan.units; unit += c.blocks) {
+    const int head = unit / plan.of_head;
     if (unit != c.block) team.sync();  // whoever still reads the scratch
     // A head a warp: dims of a lane are 32 apart. Asked for before the scores, used after them.
     const uint4* query = words_at(kQueryWords) + (head * 16 + c.warp) * 32 + c.lane;
     uint4 w[1] = {load_words(query)};
-    const ChosenBlock chosen = choose_block(c, team, 0, head, chunk, [&](int block) {
-      return row_block_key(c, head, block, blocks, position / 16);
-    });
+    ChosenBlock chosen{plan.block, plan.own_page};
+    if (plan.block < 0)
+      chosen = choose_block(c, team, 0, head, unit - head * plan.of_head,
+                            [&](int block) { return row_block_key(c, head, block); });
     if (w[0].w != tag_of(c)) take(w, tag_of(c), layer_of(c), kHeads, [&](int) { return query; });
     if (c.thread == 0) stamp(layer_of(c), kAttend, 0);
     std::uint16_t* to = queries + c.warp * kQueryStride + c.lane;
@@ -75,51 +74,50 @@ __device__ __forceinline__ void row_attend_stage(Context& c) {
     const std::int64_t page =
         chosen.page >= 0 ? chosen.page : __ldg(table_of(c.p, c.step(), 0) + chosen.block);
     const bool stalled = is_stalled(kAttend);
-    const int of_chunk = (head * kWordChunks + chunk) * 16;
+    const int of_unit = unit * 16;
     const std::uint32_t tag = tag_of(c);
     attend_page<false>(
         c, team, c.x, head, min(kPageTokens, position + 1 - chosen.block * kPageTokens), page,
         [&](int h, float best, float sum) {
           if (stalled) return;
-          store_words(words_at(kMaximaWords) + of_chunk + h,
+          store_words(words_at(kMaximaWords) + of_unit + h,
                       {__float_as_uint(best), __float_as_uint(sum), 0, tag});
         },
         [&](int h, int d, float2 v) {
           if (stalled) return;
-          store_words(words_at(kPartialWords) + ((of_chunk + h) * 128 + d) / 2,
+          store_words(words_at(kPartialWords) + ((of_unit + h) * 128 + d) / 2,
                       {__float_as_uint(v.x), tag, __float_as_uint(v.y), tag});
         });
   }
 }
 
-// Partials of a head in ascending order, by a warp for each 32 dims: merge_head's sums.
-__device__ __forceinline__ void merge_row_head(Context& c, int task, int quarter) {
+// Partials of a head in ascending order, by a warp for each 32 dims: merge_head's sums. `ids`: the
+// blocks chosen among all that were attended to, or null.
+__device__ __forceinline__ void merge_row_head(Context& c, int task, int quarter,
+                                               const std::int32_t* ids) {
   const Shape& s = c.p.shape;
-  const int head = task >> 4;
   const int h = task & 15;
   const int count = c.step().max_chunks[1];
   const std::uint32_t tag = tag_of(c);
   const int d = quarter * 32 + c.lane;
-  const int first = head * kWordChunks * 16 + h;
+  const int first = (task >> 4) * row_plan().of_head * 16 + h;
   const auto* from =
       reinterpret_cast<const std::uint64_t*>(words_at(kPartialWords)) + (first * 128 + d);
   const bool there = c.lane < count;
-  const uint4* maximum_of = words_at(kMaximaWords) + first + (there ? c.lane : 0) * 16;
   // Chunks that are not there are the first one, with a factor of zero.
+  const auto unit_of = [&](int k) { return ids != nullptr ? ids[k] : k < count ? k : 0; };
+  const uint4* maximum_of = words_at(kMaximaWords) + first + (there ? unit_of(c.lane) : 0) * 16;
+  int place[kWordChunks];
+#pragma unroll
+  for (int k = 0; k < kWordChunks; ++k) place[k] = unit_of(k) * 16 * 128;
   uint4 own;
   float o[kWordChunks];
   std::uint64_t start = 0;
   for (std::uint32_t polls = 1;; ++polls) {
     std::uint64_t w[kWordChunks];
     own = load_words(maximum_of);
-    if (count == kWordChunks) {
 #pragma unroll
-      for (int k = 0; k < kWordChunks; ++k) w[k] = load_value(from + k * 16 * 128);
-    } else {
-#pragma unroll
-      for (int k = 0; k < kWordChunks; ++k)
-        w[k] = load_value(from + (k < count ? k : 0) * 16 * 128);
-    }
+    for (int k = 0; k < kWordChunks; ++k) w[k] = load_value(from + place[k]);
     std::uint32_t wrong = own.w ^ tag;
 #pragma unroll
     for (int k = 0; k < kWordChunks; ++k) {
@@ -158,14 +156,36 @@ __device__ __forceinline__ void merge_row_head(Context& c, int task, int quarter
   hand_over_columns(kAttendedWords, task * 128 + d, 0, !is_stalled(kMerge),
                     scaled_half(attended, c.layer().o.x_scale), tag);
 }
+// Of all blocks of the context, those chosen for a head's KV head, ascending, in shared memory.
+__device__ __forceinline__ const std::int32_t* choose_for_merge(const Context& c, int kv_head) {
+  const Team<kWarps> team(c);
+  const int blocks = row_plan().of_head;
+  const std::uint32_t* chosen =
+      rank_blocks(c, team, 0, blocks, [&](int block) { return row_block_key(c, kv_head, block); });
+  std::int32_t* const ids = pages_of(choice_scratch(c, team));
+  const int words = (blocks + 31) / 32;
+  if (c.warp == 0) store_chosen(c, chosen, words, ids);
+  if (c.warp == 1) store_chosen(c, chosen, words, c.p.block_ids + kv_head * topk_of(c.p.shape));
+  team.sync();
+  return ids;
+}
+
+// The first block that merges: as first_to_merge().
+__device__ __forceinline__ int first_to_merge_row() {
+  const int units = row_plan().units;
+  return units + shared().params.shape.heads <= blocks_of_rank() ? units : 0;
+}
 __device__ __forceinline__ void row_merge_stage(Context& c) {
   constexpr int kQuarters = 4;
-  const int block = c.block - first_to_merge(true);
+  const int block = c.block - first_to_merge_row();
   if (block < 0) return;
+  // With all attended to, a block merges at most one head.
+  const std::int32_t* ids = nullptr;
+  if (row_plan().block >= 0 && block < c.p.shape.heads) ids = choose_for_merge(c, block >> 4);
 #pragma unroll 1
   for (int task = c.warp / kQuarters * c.blocks + block; task < c.p.shape.heads;
        task += c.blocks * (kWarps / kQuarters)) {
-    merge_row_head(c, task, c.warp % kQuarters);
+    merge_row_head(c, task, c.warp % kQuarters, ids);
   }
 }
 

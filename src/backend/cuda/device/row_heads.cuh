@@ -9,10 +9,21 @@
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
+// Whether attention is computed for every block of the context while blocks are being chosen, so
+// that the merge only takes what was chosen: if each has a block of the grid, beside those that
+// choose and merge. It reads keys and values that nobody uses, when memory is idle.
+__device__ __forceinline__ bool attends_to_all(const Context& c) {
+  const int units = c.p.shape.kv_heads * (c.step().position[0] / kPageTokens + 1);
+  return c.step().score != 0 && units <= kWordUnits && units + c.p.shape.heads <= c.blocks;
+}
+// Blocks of a KV head that are attended to.
+__device__ __forceinline__ int units_of_head(const Context& c) {
+  return attends_to_all(c) ? c.step().position[0] / kPageTokens + 1 : c.step().max_chunks[1];
+}
+
 // Whether this block attends to the newest key of the only row and a KV head.
 __device__ __forceinline__ bool attends_last(const Context& c, int head) {
-  const int chunks = c.step().max_chunks[1];
-  const int unit = head * chunks + chunks - 1;
+  const int unit = (head + 1) * units_of_head(c) - 1;
   return unit - over_blocks(unit) * c.blocks == c.block;
 }
 
@@ -81,6 +92,8 @@ __device__ __forceinline__ HeadJob head_job(const Context& c, int job, int own_h
 // warp's first group of keys. Lies where steps of several rows have their choices.
 struct RowPlan {
   std::int32_t jobs, page[kWarps];
+  std::int32_t units, of_head;   // of attention; of a KV head
+  std::int32_t block, own_page;  // this block's first unit's, if all are attended to; -1: if not
   std::int16_t head[kMaxHeadJobs], from[kMaxHeadJobs];
 };
 static_assert(sizeof(RowPlan) <= sizeof(Shared::route_weight));
@@ -109,6 +122,10 @@ __device__ __noinline__ void plan_row() {
       plan.from[n++] = static_cast<std::int16_t>(job.from);
     }
     plan.jobs = n;
+    plan.of_head = units_of_head(c);
+    plan.units = s.kv_heads * plan.of_head;
+    plan.block = attends_to_all(c) ? c.block % plan.of_head : -1;
+    plan.own_page = plan.block >= 0 ? __ldg(table_of(c.p, c.step(), 0) + plan.block) : 0;
   }
   sync(c);
 }
@@ -133,12 +150,7 @@ __device__ __forceinline__ void take_columns(const Context& c, const HeadJob& jo
   y[d + 8] = sum(&uint4::y) * high;
 }
 
-// Norm, rotation and the one rounding of a job's columns in y, then where they belong; by one warp,
-// whose lane has every 32nd dim: both halves of a rotated pair.
-struct HeadNorm {
-  std::uint16_t weight[4];  // BF16, not touched before it is used: it is on its way until then
-  float cosine, sine;
-};
+// Norm, rotation and the one rounding of a job's columns in y, then where they belong; by one warp.
 __device__ __forceinline__ void finish_row_head(const Context& c, const HeadJob& job,
                                                 const HeadNorm& n, const float* y,
                                                 std::uint16_t* queries) {
@@ -149,19 +161,7 @@ __device__ __forceinline__ void finish_row_head(const Context& c, const HeadJob&
   float v[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) v[i] = y[c.lane + 32 * i];
-  if (!value) {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum = fmaf(v[i], v[i], sum);
-    const float factor = norm_factor(warp_sum(sum), 128, s.eps);
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      v[i] =
-          (v[i] * factor) * (1.0F + __uint_as_float(static_cast<std::uint32_t>(n.weight[i]) << 16));
-    const float low = v[0];
-    v[0] = low * n.cosine - v[1] * n.sine;
-    v[1] = v[1] * n.cosine + low * n.sine;
-  }
+  if (!value) n.apply(v, s.eps);
   if (job.head < s.heads) {
     if (is_stalled(kHeads)) return;
     const auto two = [&](int i) {
@@ -195,6 +195,19 @@ __device__ __forceinline__ void finish_row_head(const Context& c, const HeadJob&
   }
 }
 
+// Asks the second-level cache for the keys and values that this block will attend to, if it is
+// known which: a line a thread.
+__device__ __forceinline__ void prefetch_own_block(const Context& c) {
+  const RowPlan& plan = row_plan();
+  if (plan.block < 0 || c.block >= plan.units || c.thread >= 2 * kPageTokens) return;
+  const int head = c.block / plan.of_head;
+  const std::int64_t line =
+      (static_cast<std::int64_t>(plan.own_page) * c.p.shape.kv_heads + head) * kPageTokens +
+      c.thread % kPageTokens;
+  const Layer& layer = c.layer();
+  prefetch_l2((c.thread < kPageTokens ? layer.k_cache : layer.v_cache) + line * 128);
+}
+
 __device__ __forceinline__ void row_heads_stage(Context& c) {
   constexpr int kJobs = kWarps / 2;  // at once, two warps each
   const Shape& s = c.p.shape;
@@ -206,6 +219,7 @@ __device__ __forceinline__ void row_heads_stage(Context& c) {
   if (c.layers_done == 0) plan_row();
   const RowPlan& plan = row_plan();
   const int jobs = plan.jobs;
+  prefetch_own_block(c);
   auto* queries = reinterpret_cast<std::uint16_t*>(c.x);  // [index head][dim]
   float* y = c.red;                                       // [kJobs][128]
   // The keys of this warp's first group, but for the newest one, are there.
@@ -228,10 +242,7 @@ __device__ __forceinline__ void row_heads_stage(Context& c) {
                                     : mine_job.head < first_index + s.index_heads
                                         ? c.layer().index_q_norm
                                         : c.layer().index_k_norm;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) n.weight[i] = __ldg(weight + c.lane + 32 * i);
-      n.cosine = __ldg(c.p.step->rope[0] + c.lane);
-      n.sine = __ldg(c.p.step->rope[0] + 32 + c.lane);
+      n.load(weight, c.p.step->rope[0], c.lane);
     }
     const int which = c.warp >> 1;
     const HeadJob job = job_at(base + which);

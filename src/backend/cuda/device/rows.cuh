@@ -27,7 +27,8 @@ __device__ __forceinline__ float exponential(float x) {
   };
   return (p * power_of_two(first)) * power_of_two(power - first);
 }
-__device__ __forceinline__ float sigmoid(float x) { return __frcp_rn(1.0F + exponential(-x)); }
+// Apart: much code, and nowhere in a long loop.
+__device__ __noinline__ float sigmoid(float x) { return __frcp_rn(1.0F + exponential(-x)); }
 
 __device__ __forceinline__ float row_factor(const float* scales, int row) {
   return scales != nullptr ? __ldg(scales + row) : 1.0F;
@@ -95,15 +96,15 @@ struct Rows {
   const std::int32_t* list;  // null: rows first, first + 1, ...
   __device__ int operator()(int i) const { return list != nullptr ? list[first + i] : first + i; }
 };
-// The same where no padding lies between parts, up to four rows at a time: they stay in registers,
-// and every warp makes the factors itself.
+// The same where no padding lies between parts, up to two rows at a time: they stay in registers,
+// and every warp makes the factors itself. More would be more code.
 __device__ __forceinline__ void norm_in_registers(const std::uint16_t* from,
                                                   const std::uint16_t* weight, const Matrix& m,
                                                   int n, const Rows& row_of, std::uint16_t* out) {
   const bool half = m.format == Format::kE4M3Half;
   const float x_scale = m.x_scale;
   const int row_bytes = m.row_bytes;
-  constexpr int kTogether = kOneRow ? 1 : 4;
+  constexpr int kTogether = kOneRow ? 1 : 2;
   Shared& s = shared();
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;

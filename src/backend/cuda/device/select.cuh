@@ -125,7 +125,7 @@ __device__ __forceinline__ const std::uint32_t* rank_blocks(const Context& c,
     const int block = first + (team.thread >> 3);
     const std::uint64_t mine = block < blocks ? keys[block] : ~0ULL;
     int rank = 0;
-#pragma unroll 8
+#pragma unroll 4
     for (int i = team.thread & 7; i < padded; i += 8) rank += keys[i] > mine ? 1 : 0;
 #pragma unroll
     for (int d = 1; d < 8; d <<= 1) rank += __shfl_xor_sync(0xFFFFFFFFU, rank, d);

@@ -7,7 +7,7 @@
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 // For numbers and divisors below 2^16; a divisor of 1 gives 0 and is asked for separately.
-__device__ __forceinline__ std::uint32_t divider(int divisor) {
+__device__ __noinline__ std::uint32_t divider(int divisor) {
   return 0xFFFFFFFFU / static_cast<std::uint32_t>(divisor) + 1;
 }
 
@@ -163,11 +163,12 @@ __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer
   // Nothing else keeps such a block's feeding warp from reading the next layer's table.
   if (mine.count() == 0) return;
   const int row_bytes = max(shape.row_bytes, layer.shared_down.row_bytes);
-  const int of_group = t.slots * shape.parts * kDownSums;
+  const int passes = t.passes;
+  const int slots = t.slots;
+  const int of_group = slots * shape.parts * kDownSums;
   const int room = p.x_bytes + 2 * red_entries_of(p) * 16 * red_columns_of(p) * 4;
   const int least = min(kColumns, rows_of(shared().step)) * row_bytes;
-  int together = 1;
-  while (together < mine.count() && (together + 1) * of_group + least <= room) ++together;
+  const int together = min(mine.count(), max(1, quotient(room - least, of_group)));
   const auto end_of = [&](int i) {
     const int pass = down_pass(t, i);
     return t.first[pass] + t.count[pass];
@@ -177,28 +178,27 @@ __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer
     const int groups = min(together, mine.end - g);
     const int sums = groups * of_group;
     // Slots whose activations fit.
-    const int capacity = static_cast<int>(static_cast<unsigned>(min(p.x_bytes, room - sums)) /
-                                          static_cast<unsigned>(row_bytes));
+    const int capacity = quotient(min(p.x_bytes, room - sums), row_bytes);
     int slot = 0;
 #pragma unroll 1
-    for (int i = 0; i < t.passes;) {
+    for (int i = 0; i < passes;) {
       const int first = i;
       const int first_slot = slot;
-      if (t.slots - first_slot <= capacity) {
-        i = t.passes;
-        slot = t.slots;
+      if (slots - first_slot <= capacity) {
+        i = passes;
+        slot = slots;
       } else {
         // Up to the first pass that no longer fits; the first one always does.
         std::uint32_t over = 0;
 #pragma unroll 1
-        for (; over == 0 && i < t.passes; i += 32) {
+        for (; over == 0 && i < passes; i += 32) {
           over = __ballot_sync(0xFFFFFFFFU,
-                               i + lane < t.passes && end_of(i + lane) - first_slot > capacity);
+                               i + lane < passes && end_of(i + lane) - first_slot > capacity);
         }
-        i = over != 0 ? i - 32 + __ffs(static_cast<int>(over)) - 1 : t.passes;
+        i = over != 0 ? i - 32 + __ffs(static_cast<int>(over)) - 1 : passes;
         slot = end_of(i - 1);
       }
-      f(DownBatch{g, groups, first, i, first_slot, slot, sums, i == t.passes});
+      f(DownBatch{g, groups, first, i, first_slot, slot, sums, i == passes});
     }
   }
 }
