@@ -190,6 +190,11 @@ int main(int argc, char** argv) {
       "rows experts      MB | native us   GB/s  share | fused us   GB/s  share | ratio same\n");
   bool first_row = true;
   for (const int n : b.rows) {
+    if (n > bench::rows_at(b.context)) {
+      std::fprintf(stderr, "rows: is %d, of %d tokens there are caches for %d\n", n, b.context,
+                   bench::rows_at(b.context));
+      return 2;
+    }
     b.set_step(n);
     if (b.m3 && !cuda::m3_layer(b.p.shape, b.rank.layers[0])) {
       std::fprintf(stderr, "not the layers that the kernels are compiled for\n");

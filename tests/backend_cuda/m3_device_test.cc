@@ -289,8 +289,8 @@ TEST_P(M3Device, T_P2_EntriesAreReadAfterTheyAreWritten) {
 
 // A block that never arrives ends the step with a record that names the stage, whatever it is and
 // at every number of rows that has kernels of its own. Not every block has work in every stage, and
-// nobody waits for one that has none. Of one row block 31 attends to the newest keys, which are
-// always chosen, and block 40 merges.
+// nobody waits for one that has none. On a rank of four and of one row block 31 attends to the
+// newest keys, which are always chosen, and block 40 merges.
 class M3Stall : public testing::TestWithParam<std::tuple<int, int>> {};
 TEST_P(M3Stall, StalledBlockIsReported) {
   if (no_device()) GTEST_SKIP() << "no CUDA device";

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstddef>
-#include <type_traits>
 
 #include "backend/cuda/device/attention.cuh"
 #include "backend/cuda/device/feed.cuh"
@@ -47,9 +46,9 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
     __syncwarp();
     if (!feed.alive) break;
     const Layer& layer = s.feed_layer;
-    if (has(kQkv)) feed_items(feed, layer.qkv, by_part ? 1 : rows, by_part);
+    if (has(kQkv)) feed_items(feed, layer.qkv, by_part, by_part && kMayBeWide, rows);
     if (has(kOutput)) feed_share(feed, layer.o, output_is_wide(layer.o, rows), rows);
-    if (has(kRouter) && layer.moe != 0) feed_items(feed, layer.router, rows, by_part);
+    if (has(kRouter) && layer.moe != 0) feed_items(feed, layer.router, by_part, false, rows);
     const int shared_passes = layer.shared_gate_up.row_groups > 0 ? passes(rows) : 0;
     if (has(kGateUp)) feed_gate_up(feed, layer.shared_gate_up, 0, shared_passes, 0, rows, 0);
     if (has(kGateUp) || has(kDown)) wait_routed(feed);

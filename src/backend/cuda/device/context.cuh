@@ -78,7 +78,7 @@ struct BlocksOfRank {
 struct Context : State {
   const Params& p;
   Shared& s;
-  unsigned char* x;  // activations of up to eight rows, or parts of more; attention's scratch
+  unsigned char* x;  // activations; keys and scratch of heads and attention; sums of down
   float* red;        // two halves of red_entries x 16 rows x red_columns
   int thread, warp, lane;
   BlockOfRank block;
@@ -125,7 +125,8 @@ __device__ __forceinline__ void sync() {
 }
 __device__ __forceinline__ void sync(const Context&) { sync(); }
 // The warps that route while others do something else.
-inline constexpr int kRoutingThreads = kThreads / 2;
+inline constexpr int kRoutingWarps = kWarps / 2;
+inline constexpr int kRoutingThreads = kRoutingWarps * 32;
 __device__ __forceinline__ void sync_routing() {
   asm volatile("bar.sync 2, %0;" ::"n"(kRoutingThreads) : "memory");
 }
@@ -179,14 +180,18 @@ __device__ __forceinline__ int passes(int rows) {
 // What rows are counted to in steps of kColumns: one step, if it is known to be one.
 __device__ __forceinline__ int pass_rows(const Context& c) { return kOnePass ? 1 : c.rows(); }
 
-// The first block that merges: the one after those that attend, if there are enough. Code that a
-// block does not run does not push out of the instruction cache what it will run again.
+// The first block that merges `heads` heads: the one after those that attend to `units`, if there
+// are enough. Code that a block does not run does not push out of the instruction cache what it
+// will run again.
+__device__ __forceinline__ int first_after(int units, int heads) {
+  return units + heads <= blocks_of_rank() ? units : 0;
+}
 __device__ __forceinline__ int first_to_merge(bool sparse) {
   if (!kM3) return 0;
   const Shared& s = shared();
   const Shape& shape = s.params.shape;
-  const int attend = rows_of(s.step) * shape.kv_heads * s.step.max_chunks[sparse ? 1 : 0];
-  return attend + rows_of(s.step) * shape.heads <= blocks_of_rank() ? attend : 0;
+  const int rows = rows_of(s.step);
+  return first_after(rows * shape.kv_heads * s.step.max_chunks[sparse ? 1 : 0], rows * shape.heads);
 }
 
 // Slots of the routed experts; the shared expert's follow.

@@ -123,9 +123,10 @@ __device__ __noinline__ void feed_share(Feed& f, const Matrix& m, bool wide, int
              m.chunks);
   }
 }
-__device__ __forceinline__ void feed_items(Feed& f, const Matrix& m, int rows, bool by_part) {
+__device__ __forceinline__ void feed_items(Feed& f, const Matrix& m, bool by_part, bool wide,
+                                           int rows) {
 #pragma unroll 1
-  for (int pass = 0; pass < passes(rows) && f.alive; ++pass) {
+  for (int pass = 0; pass < (wide ? 1 : passes(rows)) && f.alive; ++pass) {
     feed_run(f, items_of(m, by_part, block_of_rank(), blocks_of_rank()),
              by_part ? Passes::kParts : Passes::kSame, bytes_of_item(m), m.span, m.chunks);
   }

@@ -169,6 +169,12 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
   }
 }
 
+__device__ __forceinline__ void store_score(const Context& c, int row, int head, int group,
+                                            float score) {
+  c.p.scores[(static_cast<std::int64_t>(row) * c.p.shape.index_heads + head) * c.p.score_stride +
+             group] = score;
+}
+
 // Largest dot product of 16 keys with each index query of a row, by one warp; `queries` in shared
 // memory.
 __device__ __forceinline__ void score_keys(Context& c, int row, int group,
@@ -201,28 +207,8 @@ __device__ __forceinline__ void score_keys(Context& c, int row, int group,
     mma(acc, low[i][0], high[i][0], low[i][1], high[i][1], b.x, b.y);
     mma(acc, low[i][2], high[i][2], low[i][3], high[i][3], b.z, b.w);
   }
-  const float post = fp8 ? kPostE4M3 : kPostBF16;
-  const int visible = c.step().position[row] + 1 - group * 16;
-  float best[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float a = acc[i] * post;
-    float b = acc[2 + i] * post;
-    a = a != a ? -1e30F : a;
-    b = b != b ? -1e30F : b;
-    best[i] = g < visible ? a : -INFINITY;
-    if (g + 8 < visible && best[i] < b) best[i] = b;
-#pragma unroll
-    for (int d = 4; d < 32; d <<= 1) {
-      const float other = __shfl_xor_sync(0xFFFFFFFFU, best[i], d);
-      best[i] = best[i] < other ? other : best[i];
-    }
-    const int head = 2 * t + i;
-    if (g == 0 && head < s.index_heads) {
-      c.p.scores[(static_cast<std::int64_t>(row) * s.index_heads + head) * c.p.score_stride +
-                 group] = best[i] + 0.0F;
-    }
-  }
+  best_of_keys(c, acc, fp8 ? kPostE4M3 : kPostBF16, c.step().position[row] + 1 - group * 16,
+               [&](int head, float score) { store_score(c, row, head, group, score); });
 }
 
 // In the kernels for M3 of more rows than one, keys of a warp's next tasks are on their way into
@@ -239,7 +225,7 @@ struct ScoreTask {
   int row, group;
   __device__ ScoreTask(int task, int groups)
       : row(row_of_task(task, groups)), group(task - row * groups) {}
-  // The one `n` tasks on: fewer than a row has.
+  // The one `n` tasks on: fewer than a row has, as only rows of more than 16 blocks are scored.
   __device__ ScoreTask after(int n, int groups) const {
     ScoreTask next = *this;
     next.group += n;
@@ -260,7 +246,8 @@ __device__ __forceinline__ void start_keys_of(const Context& c, const ScoreTask&
 }
 __device__ __forceinline__ Share score_share(const Context& c) {
   const StepRows& step = c.step();
-  return {step.score != 0 ? rows_of(step) * step.max_groups : 0, c.block, c.blocks};
+  const bool score = (kM3 || c.layer().sparse != 0) && step.score != 0;
+  return {score ? rows_of(step) * step.max_groups : 0, c.block, c.blocks};
 }
 // Keys of this warp's first tasks, a group of copies each, whoever still reads x having come first.
 __device__ __forceinline__ void start_keys(const Context& c) {
@@ -313,11 +300,7 @@ __device__ __forceinline__ void score_tasks(const Context& c, int first_row,
     if (visible > 0) {
       score_group(c, keys, visible,
                   queries + (t.row - first_row) * c.p.shape.index_heads * kIndexDim,
-                  [&](int head, float score) {
-                    c.p.scores[(static_cast<std::int64_t>(t.row) * c.p.shape.index_heads + head) *
-                                   c.p.score_stride +
-                               t.group] = score;
-                  });
+                  [&](int head, float score) { store_score(c, t.row, head, t.group, score); });
     }
     t = t.after(kWarps, groups);
   }
@@ -335,7 +318,7 @@ __device__ __forceinline__ void heads_stage(Context& c) {
   const bool score = sparse && step.score != 0;
   const int groups = step.max_groups;
   const int first_index = s.heads + 2 * s.kv_heads;
-  const Share mine(score ? rows_of(step) * groups : 0, c.block, c.blocks);
+  const Share mine = score_share(c);
   const int first_row = mine.count() > 0 ? row_of_task(mine.begin, groups) : 0;
   const int end_row = mine.count() > 0 ? row_of_task(mine.end - 1, groups) + 1 : 0;
   auto* queries = reinterpret_cast<std::uint16_t*>(c.x);  // [row][index head][dim]

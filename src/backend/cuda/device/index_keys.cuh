@@ -41,6 +41,33 @@ struct GroupOfKeys {
   }
 };
 
+// Of products of two keys g and g + 8 of sixteen with two index heads, 2 t and one more, the
+// largest over the first `visible` keys, a NaN counting as the least; store(head, score) by one
+// lane.
+template <typename S>
+__device__ __forceinline__ void best_of_keys(const Context& c, const float (&acc)[4], float post,
+                                             int visible, S&& store) {
+  const int heads = c.p.shape.index_heads;
+  const int g = c.lane >> 2;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int head = 2 * (c.lane & 3) + i;
+    if (i >= heads) break;  // the same for all lanes
+    float a = acc[i] * post;
+    float b = acc[2 + i] * post;
+    a = a != a ? -1e30F : a;
+    b = b != b ? -1e30F : b;
+    float best = g < visible ? a : -INFINITY;
+    if (g + 8 < visible && best < b) best = b;
+#pragma unroll
+    for (int d = 4; d < 32; d <<= 1) {
+      const float other = __shfl_xor_sync(0xFFFFFFFFU, best, d);
+      best = best < other ? other : best;
+    }
+    if (g == 0 && head < heads) store(head, best + 0.0F);
+  }
+}
+
 // Their largest dot product with each index query of a row, of the first `visible` of them:
 // score_keys()'s. `queries`: [index head][dim] in shared memory; store(head, score) by one lane.
 template <typename S>
@@ -66,23 +93,7 @@ __device__ __forceinline__ void score_group(const Context& c, const GroupOfKeys&
     mma(acc, low[0], high[0], low[1], high[1], b.x, b.y);
     mma(acc, low[2], high[2], low[3], high[3], b.z, b.w);
   }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int head = 2 * t + i;
-    if (i >= s.index_heads) break;  // the same for all lanes
-    float a = acc[i] * kPostE4M3;
-    float b = acc[2 + i] * kPostE4M3;
-    a = a != a ? -1e30F : a;
-    b = b != b ? -1e30F : b;
-    float best = g < visible ? a : -INFINITY;
-    if (g + 8 < visible && best < b) best = b;
-#pragma unroll
-    for (int d = 4; d < 32; d <<= 1) {
-      const float other = __shfl_xor_sync(0xFFFFFFFFU, best, d);
-      best = best < other ? other : best;
-    }
-    if (g == 0 && head < s.index_heads) store(head, best + 0.0F);
-  }
+  best_of_keys(c, acc, kPostE4M3, visible, store);
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

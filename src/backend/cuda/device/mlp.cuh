@@ -164,9 +164,10 @@ __device__ __forceinline__ void gate_up_passes(Context& c, bool routed) {
 }
 
 // The routed part of the table, handed to the feeding warp, by half of the warps while others begin
-// the shared expert, once all partial logits are there: a warp a row, then a lane a choice.
+// the shared expert, once all partial logits are there: a warp a row, then a lane a choice. If the
+// block gives up there is no table, and the meeting before the routed experts ends it.
 __device__ __forceinline__ void route_beside_shared(Context& c) {
-  static_assert(!kM3 || !kOnePass || kMostRows <= kRoutingWarps);
+  static_assert(!kM3 || !kOnePass || (kMostRows <= kRoutingWarps && kMostRows * 4 <= 32));
   const int warp = routing_warp(c);
   if (warp < 0) return;
   if (warp == 0 && c.lane == 0) poll_arrivals(c.p.first_layer + c.layers_done, kRouter);

@@ -178,7 +178,7 @@ __device__ __forceinline__ void output_stage(Context& c) {
 }
 
 // Partial logits. In the fused kernel and up to eight rows a warp hands over its own: the others go
-// on with the shared expert, whose part of the table is made here.
+// on with the shared expert, whose part of the table is made here; the routed part beside it.
 template <bool HANDS_OVER>
 __device__ __forceinline__ void router_products(Context& c) {
   const Matrix& m = c.layer().router;

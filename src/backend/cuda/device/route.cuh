@@ -129,7 +129,7 @@ __device__ __forceinline__ void share_table(Context& c) {
 
 // Fills the routed part of the table from the choices of all rows. A thread has one (row, choice):
 // its slot is the number of choices before it, by expert, then row. `thread`: of those that meet in
-// meet(), at least one a choice.
+// meet(), which makes what they stored visible: one a choice, and four at least.
 template <typename S>
 __device__ __forceinline__ void order_choices(Context& c, int thread, S&& meet) {
   const int rows = c.rows();
@@ -225,7 +225,6 @@ __device__ __forceinline__ void build_table(Context& c) {
 // Half of the computing warps: the number of this one among those that route while the others work
 // on the shared expert, negative if it is none. They are those whose turn for its items comes last:
 // on a rank of four they have none.
-inline constexpr int kRoutingWarps = kWarps / 2;
 __device__ __forceinline__ int routing_warp(const Context& c) {
   const int round = c.p.round;
   const int turn = c.warp < round ? (c.warp - c.turn) & (round - 1) : c.warp;

@@ -8,6 +8,8 @@
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 static_assert(kRanked * 8 == kWordGroups);
+// Ids of chosen blocks lie behind the factors of the merge.
+static_assert(kWarps * kWordChunks * static_cast<int>(sizeof(float4)) <= kRanked * 8);
 
 // The key that select.cuh chooses a block by, once its scores are there.
 __device__ __forceinline__ std::uint64_t row_block_key(const Context& c, int head, int block) {
@@ -56,16 +58,16 @@ __device__ __forceinline__ void row_attend_stage(Context& c) {
 #pragma unroll 1
   for (int unit = c.block; unit < plan.units; unit += c.blocks) {
     const int head = unit / plan.of_head;
-    if (unit != c.block) team.sync();  // whoever still reads the scratch
     // A head a warp: dims of a lane are 32 apart. Asked for before the scores, used after them.
     const uint4* query = words_at(kQueryWords) + (head * 16 + c.warp) * 32 + c.lane;
     uint4 w[1] = {load_words(query)};
-    ChosenBlock chosen{plan.block, plan.own_page};
-    if (plan.block < 0)
+    ChosenBlock chosen{plan.own_block, plan.own_page};
+    if (plan.own_block < 0)
       chosen = choose_block(c, team, 0, head, unit - head * plan.of_head,
                             [&](int block) { return row_block_key(c, head, block); });
     if (w[0].w != tag_of(c)) take(w, tag_of(c), layer_of(c), kHeads, [&](int) { return query; });
     if (c.thread == 0) stamp(layer_of(c), kAttend, 0);
+    team.sync();  // whoever still scores keys, or reads the scratch
     std::uint16_t* to = queries + c.warp * kQueryStride + c.lane;
     to[0] = static_cast<std::uint16_t>(w[0].x);
     to[32] = static_cast<std::uint16_t>(w[0].x >> 16);
@@ -170,10 +172,8 @@ __device__ __forceinline__ const std::int32_t* choose_for_merge(const Context& c
   return ids;
 }
 
-// The first block that merges: as first_to_merge().
 __device__ __forceinline__ int first_to_merge_row() {
-  const int units = row_plan().units;
-  return units + shared().params.shape.heads <= blocks_of_rank() ? units : 0;
+  return first_after(row_plan().units, shared().params.shape.heads);
 }
 __device__ __forceinline__ void row_merge_stage(Context& c) {
   constexpr int kQuarters = 4;
@@ -181,7 +181,7 @@ __device__ __forceinline__ void row_merge_stage(Context& c) {
   if (block < 0) return;
   // With all attended to, a block merges at most one head.
   const std::int32_t* ids = nullptr;
-  if (row_plan().block >= 0 && block < c.p.shape.heads) ids = choose_for_merge(c, block >> 4);
+  if (row_plan().own_block >= 0 && block < c.p.shape.heads) ids = choose_for_merge(c, block >> 4);
 #pragma unroll 1
   for (int task = c.warp / kQuarters * c.blocks + block; task < c.p.shape.heads;
        task += c.blocks * (kWarps / kQuarters)) {

@@ -92,8 +92,10 @@ __device__ __forceinline__ HeadJob head_job(const Context& c, int job, int own_h
 // warp's first group of keys. Lies where steps of several rows have their choices.
 struct RowPlan {
   std::int32_t jobs, page[kWarps];
-  std::int32_t units, of_head;   // of attention; of a KV head
-  std::int32_t block, own_page;  // this block's first unit's, if all are attended to; -1: if not
+  std::int32_t units, of_head;  // of attention; of a KV head
+  // If all are attended to: the block of the context that this block attends to, and its page; -1:
+  // if not.
+  std::int32_t own_block, own_page;
   std::int16_t head[kMaxHeadJobs], from[kMaxHeadJobs];
 };
 static_assert(sizeof(RowPlan) <= sizeof(Shared::route_weight));
@@ -124,8 +126,8 @@ __device__ __noinline__ void plan_row() {
     plan.jobs = n;
     plan.of_head = units_of_head(c);
     plan.units = s.kv_heads * plan.of_head;
-    plan.block = attends_to_all(c) ? c.block % plan.of_head : -1;
-    plan.own_page = plan.block >= 0 ? __ldg(table_of(c.p, c.step(), 0) + plan.block) : 0;
+    plan.own_block = attends_to_all(c) ? c.block % plan.of_head : -1;
+    plan.own_page = plan.own_block >= 0 ? __ldg(table_of(c.p, c.step(), 0) + plan.own_block) : -1;
   }
   sync(c);
 }
@@ -199,7 +201,7 @@ __device__ __forceinline__ void finish_row_head(const Context& c, const HeadJob&
 // known which: a line a thread.
 __device__ __forceinline__ void prefetch_own_block(const Context& c) {
   const RowPlan& plan = row_plan();
-  if (plan.block < 0 || c.block >= plan.units || c.thread >= 2 * kPageTokens) return;
+  if (plan.own_block < 0 || c.block >= plan.units || c.thread >= 2 * kPageTokens) return;
   const int head = c.block / plan.of_head;
   const std::int64_t line =
       (static_cast<std::int64_t>(plan.own_page) * c.p.shape.kv_heads + head) * kPageTokens +
@@ -250,8 +252,8 @@ __device__ __forceinline__ void row_heads_stage(Context& c) {
     sync(c);
     if (mine_job.head >= 0) finish_row_head(c, mine_job, n, y + c.warp * 128, queries);
   }
+  sync(c);  // new entries are stored, y is free
   if (!score) return;
-  sync(c);
   if (c.thread == 0) stamp(layer_of(c), kHeads, 0);
   if (is_stalled(kHeads)) return;
     // Warps that share a place take turns.
@@ -275,8 +277,7 @@ __device__ __forceinline__ void row_heads_stage(Context& c) {
                     if (by_words) {
                       store_value(kScoreWords, head * kWordGroups + group, score, tag_of(c));
                     } else {
-                      c.p.scores[static_cast<std::int64_t>(head) * c.p.score_stride + group] =
-                          score;
+                      store_score(c, 0, head, group, score);
                     }
                   });
     }

@@ -8,7 +8,6 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 template <int WARPS>
 struct Team {
-  static constexpr int kWarpsOfTeam = WARPS;
   static constexpr int kThreadsOfTeam = WARPS * 32;
   static constexpr int kTeams = kWarps / WARPS;
 

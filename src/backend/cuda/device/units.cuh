@@ -51,13 +51,13 @@ __device__ __forceinline__ int gate_up_log_items(const Matrix& m) {
   return kM3 ? 31 - __clz(gate_up_sums(m)) : m.log_items;
 }
 
-// Whether the output projection takes all rows of a step of more than kColumns at once: if shared
-// memory holds them.
+// Whether projections may take all rows of a step of more than kColumns in one pass.
 inline constexpr bool kMayBeWide = kM3 && !kOnePass;
+// Whether the output projection does: if shared memory holds their activations.
 __device__ __forceinline__ bool output_is_wide(const Matrix& m, int rows) {
   return kMayBeWide && rows > kColumns && rows * m.row_bytes <= shared().params.x_bytes;
 }
-// This block's row groups of a matrix. `wide`: of as many rows, half as many groups at once.
+// This block's row groups of a matrix. `wide`: for sixteen columns, so half as many groups at once.
 __device__ __forceinline__ Run share_of(const Matrix& m, bool wide, int block, int blocks) {
   const Share mine(m.row_groups, block, blocks);
   const int batch = wide ? max(1, groups_at_once(m) / 2) : groups_at_once(m);
@@ -168,7 +168,7 @@ __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer
   const int of_group = slots * shape.parts * kDownSums;
   const int room = p.x_bytes + 2 * red_entries_of(p) * 16 * red_columns_of(p) * 4;
   const int least = min(kColumns, rows_of(shared().step)) * row_bytes;
-  const int together = min(mine.count(), max(1, quotient(room - least, of_group)));
+  const int together = min(mine.count(), max(1, quotient(max(0, room - least), of_group)));
   const auto end_of = [&](int i) {
     const int pass = down_pass(t, i);
     return t.first[pass] + t.count[pass];
