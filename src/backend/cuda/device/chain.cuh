@@ -84,22 +84,26 @@ __device__ __forceinline__ void copy_params(const Params& argument, int rank, Pa
 #define STAGE_INLINE __noinline__
 #endif
 // By way of shared memory: as an argument and a result it would go through local memory at every
-// call. All lanes store the same.
-__device__ __forceinline__ State& own_state() { return shared().states[threadIdx.x / 32]; }
+// call. All lanes of a warp store the same.
+__device__ __forceinline__ const State& own_state() { return shared().states[threadIdx.x / 32]; }
+template <typename F>
+__device__ __forceinline__ void change_state(F&& change) {
+  change(shared().states[threadIdx.x / 32]);
+  __syncwarp();
+}
 template <void (*STAGE)(Context&)>
 __device__ STAGE_INLINE void run() {
   Context c = open_context(own_state());
   STAGE(c);
-  own_state() = c;
+  change_state([&](State& state) { state = c; });
 }
 #if MONOLAYER_KERNELS_ROWS == 1
 // One sparse layer of the fused kernel for one row, whose stages wait for words; false once the
 // block gave up. A stage that did computes with anything until the end of the layer.
 __device__ __forceinline__ bool fused_layer(int l) {
   const Params& p = shared().params;
-  State& state = own_state();
   const int block = block_of_rank();
-  state.layers_done = l - p.first_layer;
+  change_state([&](State& state) { state.layers_done = l - p.first_layer; });
   run<row_qkv_stage>();
   mark_end(l, kQkv);
   run<row_heads_stage>();
@@ -126,7 +130,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
   mark_end(l, kRouter);
 #pragma unroll 1
   for (int routed = 0; routed < 2; ++routed) {
-    state.routed = static_cast<std::int16_t>(routed);
+    change_state([&](State& state) { state.routed = static_cast<std::int16_t>(routed); });
     run<row_gate_up_half>();
     mark_end(l, routed == 0 ? kShared : kGateUp);
   }
@@ -162,11 +166,13 @@ __device__ __forceinline__ void gate_up_in_step(Context& c) { gate_up_half<kRout
 // stage neither wait for what it reads nor arrive.
 __device__ __forceinline__ bool fused_layer(int l) {
   const Params& p = shared().params;
-  State& state = own_state();
   const int block = block_of_rank();
-  state.layers_done = l - p.first_layer;
-  state.normed = norms_apart();
-  if (state.normed) {
+  const bool normed = norms_apart();
+  change_state([&](State& state) {
+    state.layers_done = l - p.first_layer;
+    state.normed = normed;
+  });
+  if (normed) {
     if (block < arrivals(kInputNorm)) {
       if (!wait_for(l - 1, kDown, kInputNorm)) return false;
       run<input_norm_stage>();
@@ -178,7 +184,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
   }
   run<qkv_stage>();
   arrive(l, kQkv);
-  if (kStagesKeys) start_keys(open_context(state));
+  if (kStagesKeys) start_keys(open_context(own_state()));
   if (!wait_for(l, kQkv, kHeads)) return false;
   run<heads_and_next>();
   arrive(l, kHeads);
@@ -196,7 +202,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
   if (!wait_for(l, kMerge, kOutput)) return false;
   run<output_stage>();
   arrive(l, kOutput);
-  if (state.normed) {
+  if (normed) {
     if (block < arrivals(kPostNorm)) {
       if (!wait_for(l, kOutput, kPostNorm)) return false;
       run<post_norm_stage>();
@@ -207,8 +213,8 @@ __device__ __forceinline__ bool fused_layer(int l) {
     return false;
   }
   run<router_in_step>();
-  const Layer& layer = shared().layers[state.layers_done & 1];
-  if (!kOnePass && items_of(layer.router, state.normed, block, blocks_of_rank()).units > 0)
+  const Layer& layer = shared().layers[l - p.first_layer & 1];
+  if (!kOnePass && items_of(layer.router, normed, block, blocks_of_rank()).units > 0)
     arrive(l, kRouter);
   if (threadIdx.x == 0) stamp(l, kShared, 0);
     // The shared expert needs no routing: it comes first. One copy of the code serves both.
@@ -226,7 +232,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
         if (!wait_for(l, kRouter, kGateUp)) return false;
       }
     }
-    state.routed = static_cast<std::int16_t>(routed);
+    change_state([&](State& state) { state.routed = static_cast<std::int16_t>(routed); });
     run<gate_up_in_step>();
   }
   arrive(l, kGateUp);
@@ -279,7 +285,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
     feed_weights<STAGES>(p, s);
     return;
   }
-  own_state() = State{.staged = -1};
+  change_state([](State& state) { state = {.staged = -1}; });
   if constexpr (kFused) {
 #pragma unroll 1
     for (int l = p.first_layer; l < p.last_layer; ++l) {

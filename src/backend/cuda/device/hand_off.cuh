@@ -83,6 +83,7 @@ __device__ __noinline__ bool wait_for(int layer, int stage, int next) {
     poll_arrivals(layer, stage);
     stamp(stage == kDown ? layer + 1 : layer, next, 0);
   }
+  __syncwarp();  // a warp meets the others as one
   return !sync_or(shared().abort != 0);
 }
 

@@ -171,6 +171,7 @@ __device__ __forceinline__ void route_beside_shared(Context& c) {
   const int warp = routing_warp(c);
   if (warp < 0) return;
   if (warp == 0 && c.lane == 0) poll_arrivals(c.p.first_layer + c.layers_done, kRouter);
+  __syncwarp();
   if (sync_routing_or(c.s.abort != 0)) return;
   if (warp < c.rows()) route_row(c, warp);
   sync_routing();
