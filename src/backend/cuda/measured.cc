@@ -7,14 +7,11 @@
 namespace monolayer::cuda {
 namespace {
 
-// One rank of four of MiniMax-M3 on one NVIDIA H200
-// (bench/results/2026-11-30-cuda-twelve-tiles.json): the largest size measured at which fused is
-// ahead, with the next one behind or not measured; of 3 to 16 rows one between such sizes (4 rows
-// lead at 2,048 and lose at 16,384, 8 rows lead at 4,096, 16 rows at 1,024 and not at 8,192).
-constexpr cpu::FusedSpan kM3[] = {{1, 8192}, {2, 16384}, {16, 4096}};
-// One rank of two, on two of them (2026-11-30-cuda-one-row.json), where more rows were behind; one
-// and two rows beyond 8,192 tokens as a rank of four.
-constexpr cpu::FusedSpan kM3OfTwo[] = {{1, 8192}, {2, 16384}, {4, 2048}, {8, 512}};
+// One rank of four of MiniMax-M3 on one NVIDIA H200, and one of two by one device that stands in for
+// both (bench/results/2026-11-30-cuda-less-code.json): fused is ahead at every size measured, these
+// are the largest.
+constexpr cpu::FusedSpan kM3[] = {{4, 262144}, {16, 131072}};
+constexpr cpu::FusedSpan kM3OfTwo[] = {{16, 131072}};
 // Kernels for any shape: with the embedded model there the native graph is 5 % faster at one row.
 constexpr cpu::FusedSpan kAny[] = {{16, 0}};
 
