@@ -7,9 +7,9 @@
 namespace monolayer::cuda {
 namespace {
 
-// One rank of four of MiniMax-M3 on one NVIDIA H200, and one of two by one device that stands in for
-// both (bench/results/2026-11-30-cuda-less-code.json): fused is ahead at every size measured, these
-// are the largest.
+// One rank of four of MiniMax-M3 on one NVIDIA H200, and one of two by one device that stands in
+// for both (bench/results/2026-11-30-cuda-less-code.json): fused is ahead at every size measured,
+// these are the largest.
 constexpr cpu::FusedSpan kM3[] = {{4, 262144}, {16, 131072}};
 constexpr cpu::FusedSpan kM3OfTwo[] = {{16, 131072}};
 // Kernels for any shape: with the embedded model there the native graph is 5 % faster at one row.
