@@ -69,6 +69,8 @@ class CudaDraft final : public cpu::Draft {
   Status allocate(T*& out, std::int64_t count);
   Status open_buffers();
   Status bind(const cpu::CachePool& cache);
+  Status step_rows(std::span<const cpu::DraftSequence> sequences, std::int64_t first,
+                   std::vector<cpu::Proposal>& proposals);
   Status fill(std::span<const cpu::DraftSequence> sequences, std::int64_t first, int rows);
   Status run(int rows, int proposing);
   Status fetch(std::int64_t first, int proposing, std::vector<cpu::Proposal>& proposals);

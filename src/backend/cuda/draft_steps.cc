@@ -57,25 +57,30 @@ Status CudaDraft::step(std::span<const cpu::DraftSequence> sequences, cpu::Cache
                     std::to_string(bound_pages_) + " fit a table on the device"};
     }
     for (std::int64_t first = 0; first < plan_.rows(); first += kDraftRows) {
-      const auto rows = static_cast<int>(std::min<std::int64_t>(kDraftRows, plan_.rows() - first));
-      ML_RETURN_IF_ERROR(fill(sequences, first, rows));
-      int proposing = 0;
-      for (std::int64_t i = 0; i < plan_.logit_rows(); ++i) {
-        const std::int64_t row = plan_.logit_row(i) - first;
-        if (row >= 0 && row < rows)
-          host_rows_->proposing[proposing++] = static_cast<std::int32_t>(row);
-      }
-      ML_RETURN_IF_ERROR(run(rows, proposing));
-      Status fetched = fetch(first, proposing, proposals);
-      if (fetched.ok()) continue;
-      proposals.clear();
-      return fetched;
+      const Status done = step_rows(sequences, first, proposals);
+      if (done.ok()) continue;
+      proposals.clear();  // also those of rows before
+      return done;
     }
   } catch (const std::bad_alloc&) {
     proposals.clear();
     return {Code::kResourceExhausted, "draft", "no host memory for the step"};
   }
   return {};
+}
+
+// Rows from `first` on, as many as the kernels take at once; their proposals are appended.
+Status CudaDraft::step_rows(std::span<const cpu::DraftSequence> sequences, std::int64_t first,
+                            std::vector<cpu::Proposal>& proposals) {
+  const auto rows = static_cast<int>(std::min<std::int64_t>(kDraftRows, plan_.rows() - first));
+  ML_RETURN_IF_ERROR(fill(sequences, first, rows));
+  int proposing = 0;
+  for (std::int64_t i = 0; i < plan_.logit_rows(); ++i) {
+    const std::int64_t row = plan_.logit_row(i) - first;
+    if (row >= 0 && row < rows) host_rows_->proposing[proposing++] = static_cast<std::int32_t>(row);
+  }
+  ML_RETURN_IF_ERROR(run(rows, proposing));
+  return fetch(first, proposing, proposals);
 }
 
 // What rows [first, first + rows) need, into pinned memory.
