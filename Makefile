@@ -6,14 +6,14 @@ export MONOLAYER_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 BIN := build/cpu/bin/monolayer
 QUESTION ?= Tom has 12 apples. Anna gives Tom 7 more apples. How many apples does Tom have?
 
-.PHONY: cuda help setup build demo test test-long test-asan test-tsan test-aarch64 lint format bench bench-peers fuzz fuzz-short clean
+.PHONY: cuda cuda-part help setup build demo test test-long test-asan test-tsan test-aarch64 lint format bench bench-peers fuzz fuzz-short clean
 
 help:
 	@echo "make demo       build, then answer a question with the embedded model"
 	@echo "make test       build and run every test"
 	@echo "make build      build build/cpu/bin/monolayer"
 	@echo "make setup      install packages for building and testing"
-	@echo "make cuda       the CUDA build (needs nvcc 13; not part of make test)"
+	@echo "make cuda       the CUDA build (the machine's nvcc 13, else one from PyPI)"
 	@echo "make lint       clang-format and clang-tidy, both must be clean"
 	@echo "make bench      benchmarks with bytes, GB/s and the share of the read stream"
 	@echo "make bench-peers  decode beside llama.cpp, compiled from PyPI into .venv-peers"
@@ -21,11 +21,18 @@ help:
 	@echo "make test-long  sanitizers, long comparisons, NEON emulated, a minute of each fuzzer"
 
 cuda:
-	@command -v "$${CUDACXX:-/usr/local/cuda/bin/nvcc}" >/dev/null || { echo "cuda: no nvcc 13 found; set CUDACXX to one"; exit 1; }
-	@scripts/setup.sh build test
+	@scripts/setup.sh build test cuda
 	@echo "cuda: every CUDA file and its tests in build/cuda (device tests skip themselves without a GPU)"
 	@cmake --preset cuda -DBUILD_TESTING=ON >/dev/null
 	@cmake --build --preset cuda -j $(JOBS)
+	@ctest --test-dir build/cuda --output-on-failure -R backend_cuda
+
+# What CUDA adds to the build, without the rest of it; its tests that need a device skip themselves.
+cuda-part:
+	@scripts/setup.sh build test cuda
+	@echo "cuda-part: CUDA sources, their tests and benches, and the binary in build/cuda"
+	@cmake --preset cuda -DBUILD_TESTING=ON >/dev/null
+	@cmake --build --preset cuda -j $(JOBS) --target monolayer cuda_tests cuda_benches
 	@ctest --test-dir build/cuda --output-on-failure -R backend_cuda
 
 setup:
@@ -48,6 +55,7 @@ test:
 	@echo "test: Release build with tests in build/cpu"
 	@MONOLAYER_COMPILER_LAUNCHER=$$(command -v ccache) cmake --preset cpu -DBUILD_TESTING=ON >/dev/null
 	@cmake --build --preset cpu -j $(JOBS)
+	@if [[ $$(uname -m) == x86_64 ]]; then $(MAKE) --no-print-directory cuda-part; fi
 	@ctest --test-dir build/cpu --output-on-failure -j $(JOBS) -LE long
 
 test-asan test-tsan: test-%:

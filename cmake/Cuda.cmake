@@ -1,6 +1,12 @@
-# The CUDA language for sm_90a: CUDACXX, else the machine's own nvcc.
-if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND EXISTS /usr/local/cuda/bin/nvcc)
-  set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
+# The CUDA language for sm_90a: CUDACXX, else the machine's own nvcc, else the one from PyPI
+# (scripts/setup.sh cuda).
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  file(GLOB from_pypi ${CMAKE_SOURCE_DIR}/.venv-cuda/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
+  foreach(candidate /usr/local/cuda/bin/nvcc ${from_pypi})
+    if(NOT CMAKE_CUDA_COMPILER AND EXISTS ${candidate})
+      set(CMAKE_CUDA_COMPILER ${candidate})
+    endif()
+  endforeach()
 endif()
 set(CMAKE_CUDA_ARCHITECTURES 90a)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)

@@ -3,6 +3,7 @@
 #   scripts/setup.sh build         compiler, CMake and the libraries the engine links
 #   scripts/setup.sh test          GoogleTest, the model checker spin, and a virtual environment with peers to compare with
 #   scripts/setup.sh clients       a virtual environment with the evaluation and load clients of the server
+#   scripts/setup.sh cuda          a virtual environment with nvcc, where the machine has none (x86-64)
 #   scripts/setup.sh lint          clang-format and clang-tidy
 #   scripts/setup.sh fuzz          clang with libFuzzer and the sanitizers' runtimes
 #   scripts/setup.sh cross         compiler and emulator for aarch64
@@ -18,6 +19,7 @@ fi
 packages=()
 want_python=0
 want_clients=0
+want_cuda=0
 for group in "$@"; do
   case "$group" in
     build) packages+=(g++ cmake ninja-build make git ccache pkg-config libhwy-dev nlohmann-json3-dev
@@ -25,11 +27,13 @@ for group in "$@"; do
                       libboost1.81-dev) ;;
     test) packages+=(libgtest-dev python3 python3-venv spin); want_python=1 ;;
     clients) packages+=(python3 python3-venv); want_clients=1 ;;
+    cuda) packages+=(g++ cmake ninja-build python3 python3-venv)
+          [[ -n "${CUDACXX:-}" || -x /usr/local/cuda/bin/nvcc ]] || want_cuda=1 ;;
     bench) packages+=(libbenchmark-dev) ;;
     lint) packages+=(clang-format-14 clang-tidy-14 clang-14) ;;
     fuzz) packages+=(clang-14 libclang-rt-14-dev llvm-14) ;;
     cross) packages+=(g++-aarch64-linux-gnu qemu-user) ;;
-    *) echo "setup: unknown group '$group' (build, test, clients, bench, lint, fuzz, cross)" >&2; exit 2 ;;
+    *) echo "setup: unknown group '$group' (build, test, clients, cuda, bench, lint, fuzz, cross)" >&2; exit 2 ;;
   esac
 done
 
@@ -70,3 +74,4 @@ environment() {
 }
 if (( want_python )); then environment .venv tests/requirements.txt; fi
 if (( want_clients )); then environment .venv-clients tests/requirements-clients.txt; fi
+if (( want_cuda )); then environment .venv-cuda scripts/requirements-cuda.txt; fi
