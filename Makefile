@@ -14,6 +14,7 @@ help:
 	@echo "make build      build build/cpu/bin/monolayer"
 	@echo "make setup      install packages for building and testing"
 	@echo "make cuda       the CUDA build (the machine's nvcc 13, else one from PyPI)"
+	@echo "make cuda-part  only what CUDA adds to the build, as make test compiles it"
 	@echo "make lint       clang-format and clang-tidy, both must be clean"
 	@echo "make bench      benchmarks with bytes, GB/s and the share of the read stream"
 	@echo "make bench-peers  decode beside llama.cpp, compiled from PyPI into .venv-peers"

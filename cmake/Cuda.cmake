@@ -1,8 +1,8 @@
-# The CUDA language for sm_90a: CUDACXX, else the machine's own nvcc, else the one from PyPI
-# (scripts/setup.sh cuda).
+# The CUDA language for sm_90a: CUDACXX, else the nvcc from PyPI, which scripts/setup.sh installs
+# where the machine has no nvcc 13, else the machine's own.
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   file(GLOB from_pypi ${CMAKE_SOURCE_DIR}/.venv-cuda/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
-  foreach(candidate /usr/local/cuda/bin/nvcc ${from_pypi})
+  foreach(candidate ${from_pypi} /usr/local/cuda/bin/nvcc)
     if(NOT CMAKE_CUDA_COMPILER AND EXISTS ${candidate})
       set(CMAKE_CUDA_COMPILER ${candidate})
     endif()

@@ -3,7 +3,7 @@
 #   scripts/setup.sh build         compiler, CMake and the libraries the engine links
 #   scripts/setup.sh test          GoogleTest, the model checker spin, and a virtual environment with peers to compare with
 #   scripts/setup.sh clients       a virtual environment with the evaluation and load clients of the server
-#   scripts/setup.sh cuda          a virtual environment with nvcc, where the machine has none (x86-64)
+#   scripts/setup.sh cuda          a virtual environment with nvcc 13, where the machine has no nvcc 13 (x86-64)
 #   scripts/setup.sh lint          clang-format and clang-tidy
 #   scripts/setup.sh fuzz          clang with libFuzzer and the sanitizers' runtimes
 #   scripts/setup.sh cross         compiler and emulator for aarch64
@@ -15,6 +15,8 @@ if [[ "${MONOLAYER_SKIP_SETUP:-0}" == 1 ]]; then
   echo "setup: skipped (MONOLAYER_SKIP_SETUP=1)"
   exit 0
 fi
+
+own_nvcc_is_13() { [[ "$(/usr/local/cuda/bin/nvcc --version 2>/dev/null)" == *"release 13."* ]]; }
 
 packages=()
 want_python=0
@@ -28,7 +30,7 @@ for group in "$@"; do
     test) packages+=(libgtest-dev python3 python3-venv spin); want_python=1 ;;
     clients) packages+=(python3 python3-venv); want_clients=1 ;;
     cuda) packages+=(g++ cmake ninja-build python3 python3-venv)
-          [[ -n "${CUDACXX:-}" || -x /usr/local/cuda/bin/nvcc ]] || want_cuda=1 ;;
+          [[ -n "${CUDACXX:-}" ]] || own_nvcc_is_13 || want_cuda=1 ;;
     bench) packages+=(libbenchmark-dev) ;;
     lint) packages+=(clang-format-14 clang-tidy-14 clang-14) ;;
     fuzz) packages+=(clang-14 libclang-rt-14-dev llvm-14) ;;

@@ -96,12 +96,7 @@ __device__ __forceinline__ void attend_page(const Context& c, const Team<WARPS>&
       value[i] = at < keys ? scores[h * kScoreStride + at] : -INFINITY;
       best = best < value[i] ? value[i] : best;
     }
-#pragma unroll
-    for (int d = 16; d > 0; d >>= 1) {
-      const float other = __shfl_xor_sync(0xFFFFFFFFU, best, d);
-      best = best < other ? other : best;
-    }
-    best += 0.0F;
+    best = warp_max(best) + 0.0F;
     sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

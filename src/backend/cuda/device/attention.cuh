@@ -105,12 +105,7 @@ __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int 
       value[i] = key < keys && h < group_of(s) ? scores[h * kScoreStride + key] : -INFINITY;
       best = best < value[i] ? value[i] : best;
     }
-#pragma unroll
-    for (int d = 16; d > 0; d >>= 1) {
-      const float other = __shfl_xor_sync(0xFFFFFFFFU, best, d);
-      best = best < other ? other : best;
-    }
-    best += 0.0F;
+    best = warp_max(best) + 0.0F;
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -44,8 +44,7 @@ __device__ __forceinline__ void route_row(Context& c, int row) {
     score[i] = sigmoid(logit);
     const float biased =
         score[i] + (c.layer().router_bias != nullptr ? __ldg(c.layer().router_bias + e) : 0.0F);
-    const std::uint32_t bits = __float_as_uint(biased + 0.0F);
-    order[i] = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+    order[i] = order_of(biased);
     if (biased != biased) order[i] = 1;  // a NaN is taken last
   }
   int own_id = kMaxExperts;  // lane k holds the k-th choice

@@ -45,9 +45,7 @@ __device__ __forceinline__ std::uint64_t row_block_key(const Context& c, int hea
     const float v = __uint_as_float(i % 2 == 0 ? two[i / 2].x : two[i / 2].z);
     if (i < count) best = best < v ? v : best;
   }
-  const std::uint32_t bits = __float_as_uint(best + 0.0F);
-  const std::uint32_t order = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
-  return static_cast<std::uint64_t>(min(order, 0xFFFFFFFDU)) << 32 | tie;
+  return static_cast<std::uint64_t>(min(order_of(best), 0xFFFFFFFDU)) << 32 | tie;
 }
 
 __device__ __forceinline__ void row_attend_stage(Context& c) {
@@ -158,6 +156,7 @@ __device__ __forceinline__ void merge_row_head(Context& c, int task, int quarter
   hand_over_columns(kAttendedWords, task * 128 + d, 0, !is_stalled(kMerge),
                     scaled_half(attended, c.layer().o.x_scale), tag);
 }
+
 // Of all blocks of the context, those chosen for a head's KV head, ascending, in shared memory.
 __device__ __forceinline__ const std::int32_t* choose_for_merge(const Context& c, int kv_head) {
   const Team<kWarps> team(c);

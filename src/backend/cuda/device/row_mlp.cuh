@@ -33,8 +33,7 @@ __device__ __forceinline__ void route_only_row(Context& c, const float* logits, 
   for (int i = 0; i < 4; ++i) {
     score[i] = sigmoid(logit[i]);
     const float biased = score[i] + added[i];
-    const std::uint32_t bits = __float_as_uint(biased + 0.0F);
-    order[i] = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+    order[i] = order_of(biased);
     if (biased != biased) order[i] = 1;  // a NaN is taken last
   }
   constexpr int kChosen = 4;

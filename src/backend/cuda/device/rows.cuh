@@ -40,6 +40,22 @@ __device__ __forceinline__ float warp_sum(float v) {
   return v;
 }
 
+// A NaN of this lane stays; one of another lane does not replace a number.
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int d = 16; d > 0; d >>= 1) {
+    const float other = __shfl_xor_sync(0xFFFFFFFFU, v, d);
+    v = v < other ? other : v;
+  }
+  return v;
+}
+
+// Numbers in the order of their values, both zeros alike.
+__device__ __forceinline__ std::uint32_t order_of(float v) {
+  const std::uint32_t bits = __float_as_uint(v + 0.0F);
+  return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+}
+
 // Padding columns meet zero weights and must be finite.
 __device__ __forceinline__ void clear_rows(unsigned char* x, const Layout& layout, int rows) {
   if (!layout.padded()) return;

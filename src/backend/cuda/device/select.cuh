@@ -37,9 +37,7 @@ __device__ __forceinline__ std::uint64_t block_key(const Context& c, const float
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) best = best < v[i] ? v[i] : best;
-    const std::uint32_t bits = __float_as_uint(best + 0.0F);
-    order = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
-    order = min(order, 0xFFFFFFFDU);
+    order = min(order_of(best), 0xFFFFFFFDU);
   }
   return static_cast<std::uint64_t>(order) << 32 | tie;
 }
@@ -63,7 +61,8 @@ __device__ __forceinline__ std::int32_t* pages_of(std::uint64_t* keys) {
 }
 
 // More blocks than a rank is counted for: one round a block, the best of those below the last one
-// taken. Ascending ids to `selected`. Apart, because it is rarely run and code has to be fetched.
+// taken. Their ids go to the scratch, ascending. Apart, because it is rarely run and code has to be
+// fetched.
 template <int WARPS>
 __device__ __noinline__ void select_rounds(const float* scores, int blocks, int last_group) {
   const Context c = open_context({});
