@@ -76,4 +76,11 @@ environment() {
 }
 if (( want_python )); then environment .venv tests/requirements.txt; fi
 if (( want_clients )); then environment .venv-clients tests/requirements-clients.txt; fi
-if (( want_cuda )); then environment .venv-cuda scripts/requirements-cuda.txt; fi
+if (( want_cuda )); then
+  environment .venv-cuda scripts/requirements-cuda.txt
+  # Names that the packages lack: nvcc looks for libraries in lib64, CMake for a libcudart.so.
+  for toolkit in .venv-cuda/lib/python3*/site-packages/nvidia/cu13; do
+    ln -sfn lib "$toolkit/lib64"
+    ln -sf libcudart.so.13 "$toolkit/lib/libcudart.so"
+  done
+fi
