@@ -135,7 +135,7 @@ template <int BARRIER, int THREADS>
 __device__ __forceinline__ bool meet_or(bool own) {
   std::uint32_t any = 0;
   asm volatile(
-      "{.reg .pred p, q; setp.ne.u32 q, %1, 0; barrier.red.or.pred p, %2, %3, q; "
+      "{.reg .pred p, q; setp.ne.u32 q, %1, 0; bar.red.or.pred p, %2, %3, q; "
       "selp.u32 %0, 1, 0, p;}"
       : "=r"(any)
       : "r"(own ? 1U : 0U), "n"(BARRIER), "n"(THREADS)
