@@ -116,7 +116,10 @@ cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
 
 cudaError_t launch_fused(const Params& params, bool m3, int blocks, cudaStream_t stream) {
   const KernelSet& set = set_of(m3, params);
-  const int words = &set == &m3_kernels_1() ? kHandOffWords : kBarrierWords;
+  const int handed = &set == &m3_kernels_1()   ? words_of(1)
+                     : &set == &m3_kernels_4() ? words_of(kWordRows)
+                                               : 0;
+  const int words = kBarrierWords + handed * 4;
   const cudaError_t cleared =
       cudaMemset2DAsync(params.barrier, kHandOffWords * sizeof(std::uint32_t), 0,
                         static_cast<std::size_t>(words) * sizeof(std::uint32_t),

@@ -237,7 +237,8 @@ __device__ __forceinline__ void attend_stage(Context& c) {
 
 // Partials of a (row, head) in ascending order, by a warp for each 32 dims: a lane's dim of sixteen
 // chunks at once. Maxima are a scan, so the factors of all chunks are computed side by side; the
-// sums are the chain of docs/numerics.md.
+// sums are the chain of docs/numerics.md. `WORDS`: the result is handed over as words.
+template <bool WORDS>
 __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
   constexpr int kTogether = 16;
   const Shape& s = c.p.shape;
@@ -297,19 +298,27 @@ __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
   if (d >= dim) return;
   const float attended = __fdiv_rn(value, sum) * s.v_scale;
   const Matrix& o = c.layer().o;
+  if constexpr (WORDS) {
+    if (is_stalled(kMerge)) return;
+    hand_over_four(words_at(kAttendedWords, row) + (in_row * 128 + d) / 4,
+                   scaled_half(attended, o.x_scale), tag_of(c));
+    return;
+  }
   c.p.attended[static_cast<std::int64_t>(task) * dim + d] = kM3 || o.format == Format::kE4M3Half
                                                                 ? scaled_half(attended, o.x_scale)
                                                                 : scaled_bf16(attended);
 }
-__device__ __forceinline__ void merge_stage(Context& c) {
+template <bool WORDS>
+__device__ __forceinline__ void merge_heads(Context& c) {
   constexpr int kQuarters = 4;
   const int block = c.block - first_to_merge(kM3 || c.layer().sparse != 0);
   if (block < 0) return;
 #pragma unroll 1
   for (int task = c.warp / kQuarters * c.blocks + block; task < c.rows() * c.p.shape.heads;
        task += c.blocks * (kWarps / kQuarters)) {
-    merge_head(c, task, c.warp % kQuarters);
+    merge_head<WORDS>(c, task, c.warp % kQuarters);
   }
 }
+__device__ __forceinline__ void merge_stage(Context& c) { merge_heads<false>(c); }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

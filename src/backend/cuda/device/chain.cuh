@@ -161,10 +161,80 @@ __device__ __forceinline__ void post_norm_stage(Context& c) {
   norm_rows(c, c.layer().router, c.p.middle, c.layer().post_norm);
 }
 inline constexpr bool kRoutesBeside = kM3 && kOnePass;
-__device__ __forceinline__ void gate_up_in_step(Context& c) { gate_up_half<kRoutesBeside>(c); }
+__device__ __forceinline__ void gate_up_in_step(Context& c) {
+  gate_up_half<kRoutesBeside, kFewRows>(c);
+}
+__device__ __forceinline__ void few_qkv(Context& c) { projections<true>(c); }
+__device__ __forceinline__ void few_heads_and_next(Context& c) {
+  heads_of_step<true>(c);
+  fetch_next_layer(c);
+}
+__device__ __forceinline__ void few_merge(Context& c) { merge_heads<true>(c); }
+__device__ __forceinline__ void few_output(Context& c) { output_projection<true>(c); }
+__device__ __forceinline__ void few_down(Context& c) { down_projection<true>(c); }
+
+// Gate and up of a layer: the shared expert needs no routing and comes first. One copy of the code
+// serves both. False once the block gave up.
+__device__ __forceinline__ bool gate_up_of_layer(int l) {
+  if (threadIdx.x == 0) stamp(l, kShared, 0);
+#pragma unroll 1
+  for (int routed = 0; routed < 2; ++routed) {
+    if (routed != 0) {
+      if (shared().params.stamps != nullptr) {
+        sync();
+        if (threadIdx.x == 0) stamp(l, kShared, 1);
+      }
+      if constexpr (kRoutesBeside) {
+        if (sync_or(shared().abort != 0)) return false;  // the table is there
+        if (threadIdx.x == 0) stamp(l, kGateUp, 0);
+      } else {
+        if (!wait_for(l, kRouter, kGateUp)) return false;
+      }
+    }
+    change_state([&](State& state) { state.routed = static_cast<std::int16_t>(routed); });
+    run<gate_up_in_step>();
+  }
+  return true;
+}
+
+// One sparse layer of the fused kernel for two to four rows of MiniMax-M3, whose stages wait for
+// words but for attention and the choice of experts; false once the block gave up.
+__device__ __forceinline__ bool few_rows_layer(int l) {
+  const int block = block_of_rank();
+  change_state([&](State& state) { state.layers_done = l - shared().params.first_layer; });
+  run<few_qkv>();
+  mark_end(l, kQkv);
+  sync();  // whoever still reads x
+  start_keys(open_context(own_state()));
+  run<few_heads_and_next>();
+  arrive(l, kHeads);
+  if (block < arrivals(kAttend)) {
+    if (!wait_for(l, kHeads, kAttend)) return false;
+    run<attend_stage>();
+    arrive(l, kAttend);
+  }
+  const int merging = block - first_to_merge(true);
+  if (merging >= 0 && merging < arrivals(kMerge)) {
+    if (!wait_for(l, kAttend, kMerge)) return false;
+    run<few_merge>();
+    mark_end(l, kMerge);
+  }
+  run<few_output>();
+  mark_end(l, kOutput);
+  run<router_in_step>();
+  if (!gate_up_of_layer(l)) return false;
+  mark_end(l, kGateUp);
+  run<few_down>();
+  mark_end(l, kDown);
+  // One answer for all warps: one that is ahead may give up in the next layer before another one
+  // has looked.
+  return !sync_or(shared().abort != 0);
+}
+
 // One sparse layer of the fused kernel; false once the block gave up. Blocks without work in a
 // stage neither wait for what it reads nor arrive.
 __device__ __forceinline__ bool fused_layer(int l) {
+  if constexpr (kFewRows) return few_rows_layer(l);
   const Params& p = shared().params;
   const int block = block_of_rank();
   const bool normed = norms_apart();
@@ -216,25 +286,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
   const Layer& layer = shared().layers[l - p.first_layer & 1];
   if (!kOnePass && items_of(layer.router, normed, block, blocks_of_rank()).units > 0)
     arrive(l, kRouter);
-  if (threadIdx.x == 0) stamp(l, kShared, 0);
-    // The shared expert needs no routing: it comes first. One copy of the code serves both.
-#pragma unroll 1
-  for (int routed = 0; routed < 2; ++routed) {
-    if (routed != 0) {
-      if (p.stamps != nullptr) {
-        sync();
-        if (threadIdx.x == 0) stamp(l, kShared, 1);
-      }
-      if constexpr (kRoutesBeside) {
-        if (sync_or(shared().abort != 0)) return false;  // the table is there
-        if (threadIdx.x == 0) stamp(l, kGateUp, 0);
-      } else {
-        if (!wait_for(l, kRouter, kGateUp)) return false;
-      }
-    }
-    change_state([&](State& state) { state.routed = static_cast<std::int16_t>(routed); });
-    run<gate_up_in_step>();
-  }
+  if (!gate_up_of_layer(l)) return false;
   arrive(l, kGateUp);
   if (!wait_for(l, kGateUp, kDown)) return false;
   run<down_stage>();
@@ -306,7 +358,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
   if (has(kRouter)) router_stage(c);
   if (has(kGateUp)) {
 #pragma unroll 1
-    for (c.routed = 0; c.routed < 2; ++c.routed) gate_up_half<false>(c);
+    for (c.routed = 0; c.routed < 2; ++c.routed) gate_up_half<false, false>(c);
   }
   if (has(kDown)) {
     load_table(c);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backend/cuda/device/give_up.cuh"
+#include "backend/cuda/device/words.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
@@ -142,9 +143,11 @@ __device__ __forceinline__ void collect_two(const std::uint64_t* from, const int
 
 // The end of a stage that exchanges: the totals of this block's columns, in groups of 16, rounded
 // and added to the stream. `scales`: a factor a column, or null. With several rows a thread takes
-// two values at a time. Short: the code is fetched again in every layer.
+// two values at a time. Short: the code is fetched again in every layer. `WORDS`: handed over as
+// words of this tag too.
+template <bool WORDS>
 __device__ __noinline__ void collect_share(Site site, int layer, int stage, int row_groups,
-                                           const float* scales) {
+                                           const float* scales, std::uint32_t tag) {
   constexpr int kValues = kOneRow ? 1 : 2;
   const Shared& s = shared();
   const Params& p = s.params;
@@ -186,8 +189,16 @@ __device__ __noinline__ void collect_share(Site site, int layer, int stage, int 
       }
 #pragma unroll
       for (int i = 0; i < kValues; ++i) {
-        to[at[i]] = __bfloat16_as_ushort(
+        const std::uint16_t value = __bfloat16_as_ushort(
             __float2bfloat16_rn(__uint_as_float(before[i] << 16) + round_bf16(sum[i] * factor)));
+        to[at[i]] = value;
+        if constexpr (WORDS) {
+          if (is_stalled(stage)) continue;
+          const int own = row + i * together < rows ? row + i * together : row;
+          hand_over_four(words_at(site == kAttentionSite ? kMiddleWords : kHiddenWords, own) +
+                             (first + c) / 4,
+                         value, tag);
+        }
       }
     }
   }

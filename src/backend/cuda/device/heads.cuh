@@ -2,6 +2,7 @@
 // of blocks, in one stage.
 #pragma once
 
+#include "backend/cuda/device/few_rows.cuh"
 #include "backend/cuda/device/index_keys.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
@@ -33,11 +34,40 @@ struct HeadNorm {
   }
 };
 
+// The head whose columns begin at `from`, summed over the parts and scaled, by one warp: into y.
+__device__ __forceinline__ void load_columns(const Layer& layer, int row, int from, int dim,
+                                             float* y) {
+  const Params& p = shared().params;
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const float* x = p.projected + static_cast<std::int64_t>(row) * p.projected_stride + from;
+  const std::int64_t part_stride = static_cast<std::int64_t>(kMaxRows) * p.projected_stride;
+  // The parts of dims 4 lane and three more, in the fixed tree.
+  if (4 * lane < dim) {
+    float4 part[kProjectionParts];
+#pragma unroll
+    for (int k = 0; k < kProjectionParts; ++k) {
+      part[k] = __ldcg(reinterpret_cast<const float4*>(x + k * part_stride) + lane);
+    }
+    float4 scale = {1, 1, 1, 1};
+    if (layer.qkv.row_scale != nullptr) {
+      scale = __ldg(reinterpret_cast<const float4*>(layer.qkv.row_scale + from) + lane);
+    }
+    const auto total = [&](float float4::*f) {
+      return ((part[0].*f + part[1].*f) + (part[2].*f + part[3].*f)) +
+             ((part[4].*f + part[5].*f) + (part[6].*f + part[7].*f));
+    };
+    reinterpret_cast<float4*>(y)[lane] = {total(&float4::x) * scale.x, total(&float4::y) * scale.y,
+                                          total(&float4::z) * scale.z, total(&float4::w) * scale.w};
+  }
+  __syncwarp();
+}
+
 // One head of one row by one warp: norm, rotation, the one rounding; queries to memory, index
-// queries to shared memory, keys and values to the caches. Order of heads: q, k, v, index q, index
-// k.
+// queries to shared memory, keys and values to the caches. columns(from, dim): its columns, scaled
+// sums in shared memory; null: another warp goes on. Order of heads: q, k, v, index q, index k.
+template <typename C>
 __device__ __forceinline__ void finish_head(const Layer& layer, int row, int head,
-                                            std::uint16_t* index_query) {
+                                            std::uint16_t* index_query, C&& columns) {
   const Params& p = shared().params;
   const Shape& s = p.shape;
   const StepRows& step = shared().step;
@@ -79,8 +109,6 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
       entry = layer.index_cache + (page * kPageTokens + slot) * dim * (fp8 ? 1 : 2);
     }
   }
-  const float* x = p.projected + static_cast<std::int64_t>(row) * p.projected_stride + from;
-  const std::int64_t part_stride = static_cast<std::int64_t>(kMaxRows) * p.projected_stride;
   float v[4];
   float w[4] = {};
   float cosine[4] = {1, 1, 1, 1};
@@ -104,26 +132,8 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
       }
     }
   }
-  // The parts of dims 4 lane and three more, in the fixed tree; then a lane has every 32nd dim.
-  float* y = sums_of(p) + threadIdx.x / 32 * 128;
-  if (4 * lane < dim) {
-    float4 part[kProjectionParts];
-#pragma unroll
-    for (int k = 0; k < kProjectionParts; ++k) {
-      part[k] = __ldcg(reinterpret_cast<const float4*>(x + k * part_stride) + lane);
-    }
-    float4 scale = {1, 1, 1, 1};
-    if (layer.qkv.row_scale != nullptr) {
-      scale = __ldg(reinterpret_cast<const float4*>(layer.qkv.row_scale + from) + lane);
-    }
-    const auto total = [&](float float4::*f) {
-      return ((part[0].*f + part[1].*f) + (part[2].*f + part[3].*f)) +
-             ((part[4].*f + part[5].*f) + (part[6].*f + part[7].*f));
-    };
-    reinterpret_cast<float4*>(y)[lane] = {total(&float4::x) * scale.x, total(&float4::y) * scale.y,
-                                          total(&float4::z) * scale.z, total(&float4::w) * scale.w};
-  }
-  __syncwarp();
+  float* const y = columns(from, dim);
+  if (y == nullptr) return;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int d = lane + 32 * i;
@@ -309,8 +319,9 @@ __device__ __forceinline__ void score_tasks(const Context& c, int first_row,
 // Queries, keys and values of all rows are dealt out over the blocks. A block scores a contiguous
 // run of (row, 16 keys); it makes the index queries of its rows itself, and whatever index key of
 // this step lies in its run (several blocks may store the same bytes), so scoring waits for no
-// other block.
-__device__ __forceinline__ void heads_stage(Context& c) {
+// other block. `WORDS`: the projections are words.
+template <bool WORDS>
+__device__ __forceinline__ void heads_of_step(Context& c) {
   const Shape& s = c.p.shape;
   const Layer& layer = c.layer();
   const StepRows& step = c.step();
@@ -323,41 +334,70 @@ __device__ __forceinline__ void heads_stage(Context& c) {
   const int end_row = mine.count() > 0 ? row_of_task(mine.end - 1, groups) + 1 : 0;
   auto* queries = reinterpret_cast<std::uint16_t*>(c.x);  // [row][index head][dim]
   const int per_query = index_dim_of(s);
-  // Jobs of this block, one a warp in turn: index queries, queries, keys and values, index keys.
+  // Jobs of this block: index queries, queries, keys and values, index keys.
   const int index_jobs = (end_row - first_row) * s.index_heads;
   const int per_row = first_index + (sparse && !score ? 1 : 0);
   const int all = rows_of(step) * per_row;
   const int head_jobs = over_blocks(all - c.block + c.blocks - 1);
   const int key_jobs = score ? rows_of(step) : 0;
-#pragma unroll 1
-  for (int job = c.warp; job < index_jobs + head_jobs + key_jobs; job += kWarps) {
-    int row = 0;
-    int head = 0;
-    std::uint16_t* query = nullptr;
+  const int jobs = index_jobs + head_jobs + key_jobs;
+  struct Job {
+    int row, head;  // head -1: no such job
+    std::uint16_t* query;
+  };
+  const auto job_at = [&](int job) -> Job {
     if (job < index_jobs) {
       const int own = row_of_head_task(job, s.index_heads);
-      row = first_row + own;
-      head = first_index + job - own * s.index_heads;
-      query = queries + job * per_query;
-    } else if (job < index_jobs + head_jobs) {
-      const int task = c.block + (job - index_jobs) * c.blocks;
-      row = row_of_task(task, per_row);
-      head = task - row * per_row;
-      if (head == first_index) head += s.index_heads;
-    } else {
-      row = job - index_jobs - head_jobs;
-      head = first_index + s.index_heads;
-      const int group = step.position[row] / 16;
-      bool here = false;
-      for (int r = first_row; r < end_row; ++r) {
-        const int at = r * groups + group;
-        here |= step.table[r] == step.table[row] && at >= mine.begin && at < mine.end;
-      }
-      if (!here) continue;
+      return {first_row + own, first_index + job - own * s.index_heads, queries + job * per_query};
     }
-    finish_head(layer, row, head, query);
+    if (job < index_jobs + head_jobs) {
+      const int task = c.block + (job - index_jobs) * c.blocks;
+      const int row = row_of_task(task, per_row);
+      const int head = task - row * per_row;
+      return {row, head == first_index ? head + s.index_heads : head, nullptr};
+    }
+    const int row = job - index_jobs - head_jobs;
+    const int group = step.position[row] / 16;
+    bool here = false;
+    for (int r = first_row; r < end_row; ++r) {
+      const int at = r * groups + group;
+      here |= step.table[r] == step.table[row] && at >= mine.begin && at < mine.end;
+    }
+    return {row, here ? first_index + s.index_heads : -1, nullptr};
+  };
+  if constexpr (WORDS) {
+    // Two warps a job take its columns, one finishes it.
+    constexpr int kTogether = kWarps / 2;
+    float* const y = c.red + (c.warp >> 1) * 128;
+#pragma unroll 1
+    for (int base = 0; base < jobs; base += kTogether) {
+      if (base > 0) sync(c);
+      const int at = base + (c.warp >> 1);
+      const Job job = at < jobs ? job_at(at) : Job{0, -1, nullptr};
+      if (job.head < 0) {
+        sync(c);
+        continue;
+      }
+      finish_head(layer, job.row, job.head, job.query, [&](int from, int) {
+        take_columns(c, job.row, from, c.warp & 1, y);
+        sync(c);
+        return (c.warp & 1) == 0 ? y : nullptr;
+      });
+    }
+  } else {
+    float* const y = c.red + c.warp * 128;
+#pragma unroll 1
+    for (int at = c.warp; at < jobs; at += kWarps) {
+      const Job job = job_at(at);
+      if (job.head < 0) continue;
+      finish_head(layer, job.row, job.head, job.query, [&](int from, int dim) {
+        load_columns(layer, job.row, from, dim, y);
+        return y;
+      });
+    }
   }
   sync(c);
+  if (WORDS && c.thread == 0) stamp(layer_of(c), kHeads, 0);
   if constexpr (kStagesKeys) {
     score_tasks(c, first_row, queries);
   } else {
@@ -371,5 +411,7 @@ __device__ __forceinline__ void heads_stage(Context& c) {
     }
   }
 }
+
+__device__ __forceinline__ void heads_stage(Context& c) { heads_of_step<false>(c); }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

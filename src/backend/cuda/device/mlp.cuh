@@ -25,6 +25,8 @@ __device__ __forceinline__ std::uint16_t activated(const Shape& s, float gate, f
 }
 
 // Those of `units` units, first.. of a run, from sums that `red` holds; by threads `thread` and on.
+// `WORDS`: as words.
+template <bool WORDS>
 __device__ __forceinline__ void activate(const Context& c, const Run& run, int first, int units,
                                          int log_columns, const float* red, int thread) {
   const Matrix& m = run.m;
@@ -32,6 +34,7 @@ __device__ __forceinline__ void activate(const Context& c, const Run& run, int f
   const int parts = gate_up_sums(m);
   const int width = red_columns_of(c.p);
   const int total = units * 8 << log_columns;
+  const bool stalled = WORDS && is_stalled(kGateUp);
 #pragma unroll 1
   for (int i = thread; i < total; i += kThreads) {
     const int j = i & 7;
@@ -48,8 +51,16 @@ __device__ __forceinline__ void activate(const Context& c, const Run& run, int f
       gate *= __ldg(scales);
       up *= __ldg(scales + 8);
     }
-    c.p.mid[static_cast<std::int64_t>(t.first[place.pass] + column_of) * c.p.shape.mid_width +
-            place.group * 8 + j] = activated(c.p.shape, gate, up);
+    const int slot = t.first[place.pass] + column_of;
+    const int at = place.group * 8 + j;
+    const std::uint16_t value = activated(c.p.shape, gate, up);
+    if constexpr (WORDS) {
+      if (!stalled)
+        hand_over_four(words_at(kMidWords) + (slot * c.layer().down.cols + at) / 4, value,
+                       tag_of(c));
+    } else {
+      c.p.mid[static_cast<std::int64_t>(slot) * c.p.shape.mid_width + at] = value;
+    }
   }
 }
 
@@ -102,6 +113,7 @@ __device__ __forceinline__ void gate_up_batches(Context& c, const Run& run, P&& 
 
 // `by_slot`: all rows of the step are staged, a slot reads its own; otherwise the rows of the run's
 // one pass are.
+template <bool WORDS>
 __device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool by_slot) {
   const Matrix& m = run.m;
   const Table& t = c.s.table;
@@ -139,11 +151,12 @@ __device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool b
         const int thread = activating_thread(c, c.batches);
         if ((thread & ~31) >= units * 8 << log_columns) return;
         wait();
-        activate(c, run, first, units, log_columns, red, thread);
+        activate<WORDS>(c, run, first, units, log_columns, red, thread);
       });
 }
 
 // Passes [first, end) of the table: the shared expert's, or all routed ones.
+template <bool WORDS>
 __device__ __forceinline__ void gate_up_passes(Context& c, bool routed) {
   const Layer& layer = c.layer();
   const Table& t = c.s.table;
@@ -159,7 +172,7 @@ __device__ __forceinline__ void gate_up_passes(Context& c, bool routed) {
                                 by_slot ? Rows{0, nullptr} : Rows{t.first[pass], t.slot_row});
                    if (by_slot) c.staged = Layout(m).id();
                  }
-                 gate_up_units(c, run, by_slot);
+                 gate_up_units<WORDS>(c, run, by_slot);
                });
 }
 
@@ -182,8 +195,9 @@ __device__ __forceinline__ void route_beside_shared(Context& c) {
 }
 
 // Gate and up of the expert that every row goes to (or of a dense layer's MLP), which needs no
-// routing, or of the routed ones. `BESIDE`: routing is done beside the former.
-template <bool BESIDE>
+// routing, or of the routed ones. `BESIDE`: routing is done beside the former. `WORDS`: activations
+// are handed over as words.
+template <bool BESIDE, bool WORDS>
 __device__ __forceinline__ void gate_up_half(Context& c) {
   if (c.routed == 0) {
     if (c.staged < 0) {
@@ -194,7 +208,7 @@ __device__ __forceinline__ void gate_up_half(Context& c) {
   } else if (!BESIDE) {
     build_table(c);
   }
-  gate_up_passes(c, c.routed != 0);
+  gate_up_passes<WORDS>(c, c.routed != 0);
   if (c.routed == 0) return;
   c.staged = -1;
   // For the launch after this one, and for whoever looks.
@@ -262,6 +276,22 @@ __device__ __forceinline__ void stage_mid(Context& c, const DownBatch& batch, in
   sync(c);
 }
 
+// The same of MiniMax-M3 from words.
+__device__ __forceinline__ void stage_mid_of_words(Context& c, const DownBatch& batch,
+                                                   int row_bytes) {
+  const int of_slot = c.layer().down.cols / 4;
+  const std::uint32_t magic = divider(of_slot);
+  const uint4* words = words_at(kMidWords) + batch.first_slot * of_slot;
+  stage_words(
+      (batch.end_slot - batch.first_slot) * of_slot, tag_of(c), layer_of(c), kGateUp,
+      [&](int i) {
+        const int slot = static_cast<int>(__umulhi(static_cast<std::uint32_t>(i), magic));
+        return c.x + slot * row_bytes + (i - slot * of_slot) * 8;
+      },
+      [&](int i) { return words + i; });
+  sync(c);
+}
+
 // Products of a batch, [group][slot][part][16].
 __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch, int row_bytes,
                                               float* products) {
@@ -318,6 +348,7 @@ __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch
 
 // The outputs of a batch's row groups, from the products of all experts. Called by all computing
 // warps before they have met: what the outputs are added to is asked for first.
+template <bool WORDS>
 __device__ __forceinline__ void add_down(Context& c, const DownBatch& batch, int parts,
                                          const float* products) {
   const int rows = c.rows();
@@ -326,6 +357,7 @@ __device__ __forceinline__ void add_down(Context& c, const DownBatch& batch, int
   const int total = batch.groups * rows * 16 << log_parts;
   const std::uint32_t magic = divider(rows);
   const bool peers = has_peers();
+  const bool stalled = WORDS && is_stalled(kDown);
   struct Place {
     int group, row, at, out;
   };
@@ -357,18 +389,25 @@ __device__ __forceinline__ void add_down(Context& c, const DownBatch& batch, int
       sum = add_experts(c, products + place.group * c.s.table.slots * parts * 16, place.row, part,
                         parts, place.at);
     sum = add_parts(parts, sum);
+    const std::uint16_t value = to_bf16(residual + round_bf16(sum));
+    if (WORDS && !peers) {
+      // Lanes of a word have one row.
+      const uint4 w = four_of_lanes(value, c.lane, parts, tag_of(c));
+      if (in && !stalled && (c.lane & (4 * parts - 1)) == 0)
+        store_words(words_at(kHiddenWords, place.row) + place.out / 4, w);
+    }
     if (!in || part != 0 || place.out >= hidden) continue;
     if (peers) {
-      publish(kMlpSite, c.p.first_layer + c.layers_done, place.row, place.out, sum);
+      publish(kMlpSite, layer_of(c), place.row, place.out, sum);
     } else {
-      c.p.hidden[static_cast<std::int64_t>(place.row) * hidden + place.out] =
-          to_bf16(residual + round_bf16(sum));
+      c.p.hidden[static_cast<std::int64_t>(place.row) * hidden + place.out] = value;
     }
   }
 }
 
 // Sums over a row's experts, eighth by eighth, then the tree, with peers that of all ranks, one
 // rounding, and the residual.
+template <bool WORDS>
 __device__ __forceinline__ void down_rows(Context& c) {
   const Layer& layer = c.layer();
   const Table& t = c.s.table;
@@ -377,25 +416,34 @@ __device__ __forceinline__ void down_rows(Context& c) {
   const int routed_end = routed_slots(c.s, layer);
   unsigned char* const end = reinterpret_cast<unsigned char*>(c.red) +
                              2 * red_entries_of(c.p) * 16 * red_columns_of(c.p) * 4;
-  int staged = -1;  // the first pass whose rows are
+  if (WORDS) sync(c);  // whoever still reads x
+  int staged = -1;     // the first pass whose rows are
   down_batches(c.p, layer, t, c.lane, c.block, c.blocks, [&](const DownBatch& batch) {
     if (staged >= 0) sync(c);  // whoever still reads rows or products
-    if (staged != batch.first) stage_mid(c, batch, row_bytes, routed_end);
+    if constexpr (WORDS) {
+      if (staged != batch.first) stage_mid_of_words(c, batch, row_bytes);
+      if (staged < 0 && c.thread == 0) stamp(layer_of(c), kDown, 0);
+    } else {
+      if (staged != batch.first) stage_mid(c, batch, row_bytes, routed_end);
+    }
     staged = batch.first;
     auto* products = reinterpret_cast<float*>(end - batch.sums);
     down_products(c, batch, row_bytes, products);
-    if (batch.complete) add_down(c, batch, parts, products);
+    if (batch.complete) add_down<WORDS>(c, batch, parts, products);
   });
 }
 
-__device__ __forceinline__ void down_stage(Context& c) {
+template <bool WORDS>
+__device__ __forceinline__ void down_projection(Context& c) {
   const Layer& layer = c.layer();
-  if (has_peers() && !may_exchange(kMlpSite, c.p.first_layer + c.layers_done, kDown)) return;
-  down_rows(c);
+  if (has_peers() && !may_exchange(kMlpSite, layer_of(c), kDown)) return;
+  down_rows<WORDS>(c);
   if (has_peers()) {
-    collect_share(kMlpSite, c.p.first_layer + c.layers_done, kDown,
-                  (layer.moe != 0 ? layer.down : layer.shared_down).row_groups, nullptr);
+    collect_share<WORDS>(kMlpSite, layer_of(c), kDown,
+                         (layer.moe != 0 ? layer.down : layer.shared_down).row_groups, nullptr,
+                         tag_of(c));
   }
 }
+__device__ __forceinline__ void down_stage(Context& c) { down_projection<false>(c); }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "backend/cuda/device/exchange.cuh"
-#include "backend/cuda/device/hand_off.cuh"
+#include "backend/cuda/device/few_rows.cuh"
 #include "backend/cuda/device/route.cuh"
 #include "backend/cuda/device/rows.cuh"
 
@@ -30,10 +30,11 @@ __device__ __forceinline__ void embed_stage(Context& c) {
 
 // Sums of this block's items, items dealt out whatever row group they belong to: every warp stores
 // its own, and whoever reads them adds the parts. `x`: this lane's column at part `first_part`.
-// to(part, column, row of the matrix); done(): by a warp that has stored those of one part.
-template <typename K, typename X, typename T, typename D>
+// put(part, column, row of the matrix, its sum, that of the row 8 on); done(): by a warp that has
+// stored those of one part.
+template <typename K, typename X, typename P, typename D>
 __device__ __forceinline__ void scattered_product(Context& c, const Run& run, X x, int first_part,
-                                                  int columns, T&& to, D&& done) {
+                                                  int columns, P&& put, D&& done) {
   const Matrix& m = run.m;
   const int own = c.lane >> 2;
   const int mask = (1 << m.log_items) - 1;
@@ -48,10 +49,7 @@ __device__ __forceinline__ void scattered_product(Context& c, const Run& run, X 
         const int group = by_part ? run.place(unit).group : run.begin + unit >> m.log_items;
         const int row = group * 16 + own;
         const auto store = [&](int which, float low, float high) {
-          if (which >= columns) return;
-          float* at = to(part_of(unit) + part, which, row);
-          at[0] = low;
-          at[8] = high;
+          if (which < columns) put(part_of(unit) + part, which, row, low, high);
         };
         const auto store_all = [&](int first, const float4& of) {
           store(first, of.x, of.z);
@@ -69,8 +67,8 @@ __device__ __forceinline__ void scattered_product(Context& c, const Run& run, X 
 
 // The same for all rows at once, which blocks of their own have normed: a block stages what its
 // items meet, one or two parts of K of every row. `WIDE`: in one pass, not in two.
-template <typename K, bool WIDE, typename T>
-__device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, T&& to) {
+template <typename K, bool WIDE, typename P>
+__device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, P&& put) {
   const Run run = items_of(m, true, c.block, c.blocks);
   const int first_part = run.units > 0 ? run.place(0).pass * K::span(m) : 0;
   const int end_part =
@@ -109,44 +107,91 @@ __device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, T&&
   for (int first = 0; first < rows; first += kTogether) {
     scattered_product<K>(
         c, run, columns_from(first), first_part, min(kTogether, rows - first),
-        [&](int part, int column_of, int row) { return to(part, first + column_of, row); }, [] {});
+        [&](int part, int column_of, int row, float low, float high) {
+          put(part, first + column_of, row, low, high);
+        },
+        [] {});
   }
 }
 
-__device__ __forceinline__ void qkv_stage(Context& c) {
+// Query, key and value of a layer. `WORDS`: from words, unless this is a run's first layer, and as
+// words.
+template <bool WORDS>
+__device__ __forceinline__ void projections(Context& c) {
   const Matrix& m = c.layer().qkv;
-  const auto to = [&](int part, int row_of_step, int row) {
-    return c.p.projected +
-           static_cast<std::int64_t>(part * kMaxRows + row_of_step) * c.p.projected_stride + row;
+  const bool stalled = WORDS && is_stalled(kQkv);
+  const auto put = [&](int part, int row_of_step, int row, float low, float high) {
+    if constexpr (WORDS) {
+      if (stalled) return;
+      // Of 16 rows the first 8 come here.
+      store_words(words_at(kProjectedWords, row_of_step) +
+                      ((part * m.row_groups + (row >> 4)) * 8 + (row & 7)),
+                  {__float_as_uint(low), __float_as_uint(high), 0, tag_of(c)});
+    } else {
+      float* at = c.p.projected +
+                  static_cast<std::int64_t>(part * kMaxRows + row_of_step) * c.p.projected_stride +
+                  row;
+      at[0] = low;
+      at[8] = high;
+    }
   };
   if (!kOnePass && c.normed) {
-    product_by_part<ProjectionKind, kMayBeWide>(c, m, to);
+    product_by_part<ProjectionKind, kMayBeWide>(c, m, put);
     return;
   }
 #pragma unroll 1
   for (int first = 0; first < pass_rows(c); first += kColumns) {
     const int n = min(kColumns, c.rows() - first);
     const int own = c.lane >> 2;
-    stage_normed(c, m, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr});
+    if (WORDS && c.layers_done > 0) {
+      stage_rows_of_words(m, kHiddenWords, c.layer().input_norm, tag_of(c) - 1, layer_of(c) - 1,
+                          kDown, kQkv);
+    } else {
+      if (WORDS && c.thread == 0) stamp(layer_of(c), kQkv, 0);
+      stage_normed(c, m, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr});
+    }
     scattered_product<ProjectionKind>(
         c, items_of(m, false, c.block, c.blocks), column(c, m.row_bytes, own, own < n), 0, n,
-        [&](int part, int column_of, int row) { return to(part, first + column_of, row); }, [] {});
+        [&](int part, int column_of, int row, float low, float high) {
+          put(part, first + column_of, row, low, high);
+        },
+        [] {});
   }
 }
+__device__ __forceinline__ void qkv_stage(Context& c) { projections<false>(c); }
 
 // hidden + BF16(sum), rounded: the stream after attention. With peers, the sum of all ranks.
-__device__ __forceinline__ void output_stage(Context& c) {
+// `WORDS`: from words and as words.
+template <bool WORDS>
+__device__ __forceinline__ void output_projection(Context& c) {
   const Matrix& m = c.layer().o;
   const Layout layout(m);
   const int hidden = hidden_of(c.p.shape);
-  const int layer = c.p.first_layer + c.layers_done;
+  const int layer = layer_of(c);
   if (has_peers() && !may_exchange(kAttentionSite, layer, kOutput)) return;
+  const bool stalled = WORDS && is_stalled(kOutput);
   const auto stage = [&](int first, int n) {
-    sync(c);
-    clear_rows(c.x, layout, n);
-    stage_rows(c, layout, layout.row_bytes, 0, n,
-               [&](int r) { return c.p.attended + static_cast<std::int64_t>(first + r) * m.cols; });
-    wait_copies();
+    if constexpr (WORDS) {
+      // A power of two for MiniMax-M3's heads.
+      const int log_words = 31 - __clz(m.cols / 4);
+      const int mask = (1 << log_words) - 1;
+      const auto from = [&](int i) {
+        return words_at(kAttendedWords, i >> log_words) + (i & mask);
+      };
+      if (c.warp == 0) await_first(n << log_words, tag_of(c), layer, kMerge, from);
+      sync(c);
+      stage_words(
+          n << log_words, tag_of(c), layer, kMerge,
+          [&](int i) { return c.x + (i >> log_words) * m.row_bytes + (i & mask) * 8; }, from);
+      if (c.thread == 0) stamp(layer, kOutput, 0);
+    } else {
+      sync(c);
+      clear_rows(c.x, layout, n);
+      stage_rows(c, layout, layout.row_bytes, 0, n, [&](int r) {
+        return c.p.attended + static_cast<std::int64_t>(first + r) * m.cols;
+      });
+      wait_copies();
+    }
     sync(c);
   };
   const auto finish = [&](int row, int group, int i, float sum) {
@@ -157,8 +202,11 @@ __device__ __forceinline__ void output_stage(Context& c) {
       return;
     }
     const std::int64_t at = static_cast<std::int64_t>(row) * hidden + out;
-    c.p.middle[at] =
+    const std::uint16_t value =
         to_bf16(load_bf16(c.p.hidden + at) + round_bf16(sum * row_factor(m.row_scale, out)));
+    c.p.middle[at] = value;
+    if (WORDS && !stalled)
+      hand_over_four(words_at(kMiddleWords, row) + out / 4, value, tag_of(c));
   };
   if (kMayBeWide && output_is_wide(m, c.rows())) {
     stage(0, c.rows());
@@ -174,39 +222,51 @@ __device__ __forceinline__ void output_stage(Context& c) {
       });
     }
   }
-  if (has_peers()) collect_share(kAttentionSite, layer, kOutput, m.row_groups, m.row_scale);
+  if (has_peers())
+    collect_share<WORDS>(kAttentionSite, layer, kOutput, m.row_groups, m.row_scale, tag_of(c));
 }
+__device__ __forceinline__ void output_stage(Context& c) { output_projection<false>(c); }
 
 // Partial logits. In the fused kernel and up to eight rows a warp hands over its own: the others go
 // on with the shared expert, whose part of the table is made here; the routed part beside it.
-template <bool HANDS_OVER>
+// `WORDS`: from words.
+template <bool HANDS_OVER, bool WORDS>
 __device__ __forceinline__ void router_products(Context& c) {
   const Matrix& m = c.layer().router;
   share_table(c);
-  const auto to = [&](int part, int row_of_step, int row) {
-    return c.p.router + (part * kMaxRows + row_of_step) * 16 * m.row_groups + row;
+  const auto put = [&](int part, int row_of_step, int row, float low, float high) {
+    float* at = c.p.router + (part * kMaxRows + row_of_step) * 16 * m.row_groups + row;
+    at[0] = low;
+    at[8] = high;
   };
   c.staged = -1;
   if (!kOnePass && c.normed) {
-    product_by_part<RouterKind, false>(c, m, to);
+    product_by_part<RouterKind, false>(c, m, put);
     return;
   }
 #pragma unroll 1
   for (int first = 0; first < pass_rows(c); first += kColumns) {
     const int n = min(kColumns, c.rows() - first);
     const int own = c.lane >> 2;
-    stage_normed(c, m, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr});
+    if constexpr (WORDS) {
+      stage_rows_of_words(m, kMiddleWords, c.layer().post_norm, tag_of(c), layer_of(c), kOutput,
+                          kRouter);
+    } else {
+      stage_normed(c, m, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr});
+    }
     scattered_product<RouterKind>(
         c, items_of(m, false, c.block, c.blocks), column(c, m.row_bytes, own, own < n), 0, n,
-        [&](int part, int column_of, int row) { return to(part, first + column_of, row); },
+        [&](int part, int column_of, int row, float low, float high) {
+          put(part, first + column_of, row, low, high);
+        },
         [&] {
-          if (kOnePass && HANDS_OVER) arrive_item(c.p.first_layer + c.layers_done, kRouter);
+          if (kOnePass && HANDS_OVER) arrive_item(layer_of(c), kRouter);
         });
   }
   if (kOnePass || c.rows() <= kColumns) c.staged = Layout(m).id();
 }
-__device__ __forceinline__ void router_stage(Context& c) { router_products<false>(c); }
-__device__ __forceinline__ void router_in_step(Context& c) { router_products<true>(c); }
+__device__ __forceinline__ void router_stage(Context& c) { router_products<false, false>(c); }
+__device__ __forceinline__ void router_in_step(Context& c) { router_products<true, kFewRows>(c); }
 
 __device__ __forceinline__ void head_stage(Context& c) {
   const Matrix& m = c.p.lm_head;

@@ -3,9 +3,7 @@
 // there.
 #pragma once
 
-#include "backend/cuda/device/hand_off.cuh"
 #include "backend/cuda/device/heads.cuh"
-#include "backend/cuda/device/words.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
@@ -132,26 +130,6 @@ __device__ __noinline__ void plan_row() {
   sync(c);
 }
 
-// Sums of parts of 64 columns of a job, scaled, into y; by one warp.
-__device__ __forceinline__ void take_columns(const Context& c, const HeadJob& job, int half,
-                                             float* y) {
-  const Matrix& m = c.layer().qkv;
-  // Lane l: rows l % 8 and 8 more of row group l / 8.
-  const int d = half * 64 + c.lane / 8 * 16 + c.lane % 8;
-  const float low = __ldg(m.row_scale + job.from + d);
-  const float high = __ldg(m.row_scale + job.from + d + 8);
-  const uint4* at = words_at(kProjectedWords) + ((job.from / 16 + half * 4) * 8 + c.lane);
-  const int stride = m.row_groups * 8;
-  uint4 w[kProjectionParts];
-  take(w, tag_of(c), layer_of(c), kQkv, [&](int k) { return at + k * stride; });
-  const auto sum = [&](std::uint32_t uint4::*f) {
-    const auto v = [&](int k) { return __uint_as_float(w[k].*f); };
-    return ((v(0) + v(1)) + (v(2) + v(3))) + ((v(4) + v(5)) + (v(6) + v(7)));
-  };
-  y[d] = sum(&uint4::x) * low;
-  y[d + 8] = sum(&uint4::y) * high;
-}
-
 // Norm, rotation and the one rounding of a job's columns in y, then where they belong; by one warp.
 __device__ __forceinline__ void finish_row_head(const Context& c, const HeadJob& job,
                                                 const HeadNorm& n, const float* y,
@@ -248,7 +226,7 @@ __device__ __forceinline__ void row_heads_stage(Context& c) {
     }
     const int which = c.warp >> 1;
     const HeadJob job = job_at(base + which);
-    if (job.head >= 0) take_columns(c, job, c.warp & 1, y + which * 128);
+    if (job.head >= 0) take_columns(c, 0, job.from, c.warp & 1, y + which * 128);
     sync(c);
     if (mine_job.head >= 0) finish_row_head(c, mine_job, n, y + c.warp * 128, queries);
   }

@@ -113,14 +113,18 @@ struct Rows {
   __device__ int operator()(int i) const { return list != nullptr ? list[first + i] : first + i; }
 };
 // The same where no padding lies between parts, up to two rows at a time: they stay in registers,
-// and every warp makes the factors itself. More would be more code.
-__device__ __forceinline__ void norm_in_registers(const std::uint16_t* from,
-                                                  const std::uint16_t* weight, const Matrix& m,
-                                                  int n, const Rows& row_of, std::uint16_t* out) {
+// and every warp makes the factors itself. More would be more code. load(first, v): rows first and
+// on, as far as there are.
+inline constexpr int kNormsTogether = kOneRow ? 1 : 2;
+using NormRows = uint2[kNormsTogether][kNormParts];
+template <typename L>
+__device__ __forceinline__ void norm_in_registers(L&& load, const std::uint16_t* weight,
+                                                  const Matrix& m, int n, const Rows& row_of,
+                                                  std::uint16_t* out) {
   const bool half = m.format == Format::kE4M3Half;
   const float x_scale = m.x_scale;
   const int row_bytes = m.row_bytes;
-  constexpr int kTogether = kOneRow ? 1 : 2;
+  constexpr int kTogether = kNormsTogether;
   Shared& s = shared();
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -132,17 +136,9 @@ __device__ __forceinline__ void norm_in_registers(const std::uint16_t* from,
   unsigned char* x = memory() + kFixedBytes + s.params.slots * kSlotBytes + thread * 8;
 #pragma unroll 1
   for (int first = 0; first < n; first += kTogether) {
-    uint2 v[kTogether][kNormParts] = {};
+    NormRows v = {};
     float sum[kTogether] = {};
-#pragma unroll
-    for (int r = 0; r < kTogether; ++r) {
-      if (first + r >= n) continue;
-      const auto* row = reinterpret_cast<const uint2*>(
-                            from + static_cast<std::int64_t>(row_of(first + r)) * hidden) +
-                        thread;
-#pragma unroll
-      for (int k = 0; k < kNormParts; ++k) v[r][k] = __ldcg(row + k * kThreads);
-    }
+    load(first, v);
 #pragma unroll
     for (int r = 0; r < kTogether; ++r) {
 #pragma unroll
@@ -184,7 +180,20 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
                                         std::uint16_t* out) {
   if constexpr (kM3) {
     if (!kOnePass) sync();  // whoever still reads x
-    norm_in_registers(from, weight, m, n, row_of, out);
+    norm_in_registers(
+        [&](int first, NormRows& v) {
+#pragma unroll
+          for (int r = 0; r < kNormsTogether; ++r) {
+            if (first + r >= n) continue;
+            const auto* row =
+                reinterpret_cast<const uint2*>(
+                    from + static_cast<std::int64_t>(row_of(first + r)) * hidden_of(shared().params.shape)) +
+                threadIdx.x;
+#pragma unroll
+            for (int k = 0; k < kNormParts; ++k) v[r][k] = __ldcg(row + k * kThreads);
+          }
+        },
+        weight, m, n, row_of, out);
     return;
   }
   const Layout layout(m);

@@ -1,5 +1,5 @@
-// Hand-offs by words, in the fused kernel for one row of MiniMax-M3: whoever makes a value stores
-// it with a tag in one access of 16 bytes, whoever needs it polls for the tag. No fence, no counter
+// Hand-offs by words, in the fused kernels for one to four rows of MiniMax-M3: whoever makes a value
+// stores it with a tag in one access of 16 bytes, whoever needs it polls for the tag. No fence, no counter
 // and no second trip for the value. Words are zero at launch; a layer's tag is its number in the
 // run plus one.
 //
@@ -13,13 +13,17 @@
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
+// Whether these kernels' fused one hands over words though it has several rows.
+inline constexpr bool kFewRows = kM3 && !kOneRow && kMostRows <= kWordRows;
+
 // Of this layer's words.
 __device__ __forceinline__ std::uint32_t tag_of(const Context& c) {
   return static_cast<std::uint32_t>(c.layers_done + 1);
 }
 
-__device__ __forceinline__ uint4* words_at(int place) {
-  return reinterpret_cast<uint4*>(shared().params.barrier + kBarrierWords) + place;
+__device__ __forceinline__ uint4* words_at(int place, int row = 0) {
+  return reinterpret_cast<uint4*>(shared().params.barrier + kBarrierWords) + place +
+         row * kRowWords;
 }
 
 inline constexpr std::uint32_t kPollsBetweenLooks = 64;
@@ -105,6 +109,17 @@ __device__ __forceinline__ void hand_over_columns(int region, int column, int lo
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const uint4 w = four_of_lanes(value, lane, 1 << log_parts, tag);
   if (there && (lane & ((4 << log_parts) - 1)) == 0) store_words(words_at(region) + column / 4, w);
+}
+
+// The same of values that four lanes side by side hold, as a word at `to`; by all four of them, and
+// whichever others.
+__device__ __forceinline__ void hand_over_four(uint4* to, std::uint16_t value, std::uint32_t tag) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  const unsigned four = 15U << (lane & 28);
+  const std::uint32_t own = value;
+  const std::uint32_t pair = own | __shfl_down_sync(four, own, 1) << 16;
+  const std::uint32_t next = __shfl_down_sync(four, pair, 2);
+  if ((lane & 3) == 0) store_words(to, {pair, next, 0, tag});
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS
