@@ -232,13 +232,18 @@ __device__ __forceinline__ Column column(const Context& c, int row_bytes, int ro
 __device__ __forceinline__ float* red_half(const Context& c) {
   return c.red + c.half * (red_entries_of(c.p) * 16 * red_columns_of(c.p));
 }
-__device__ __forceinline__ void keep_sums(const Context& c, float* red, int entry, float4 v) {
+// `more`: added to what is kept.
+__device__ __forceinline__ void keep_sums(const Context& c, float* red, int entry, bool more,
+                                          float4 v) {
   const int width = red_columns_of(c.p);
   const int at = 2 * (c.lane & 3);
   if (at >= width) return;
   float* to = red + (entry * 16 + (c.lane >> 2)) * width + at;
-  *reinterpret_cast<float2*>(to) = {v.x, v.y};
-  *reinterpret_cast<float2*>(to + 8 * width) = {v.z, v.w};
+  float2* const low = reinterpret_cast<float2*>(to);
+  float2* const high = reinterpret_cast<float2*>(to + 8 * width);
+  if (more) v = {low->x + v.x, low->y + v.y, high->x + v.z, high->y + v.w};
+  *low = {v.x, v.y};
+  *high = {v.z, v.w};
 }
 
 // Adds parts that consecutive lanes hold in the fixed tree: ((0+1)+(2+3))+((4+5)+(6+7)), or the
@@ -281,14 +286,14 @@ __device__ __forceinline__ void share_product(Context& c, const Matrix& m, int c
           c, run, first, count, [&](int) { return both; },
           [&](int unit, int part, const WideSums& v) {
             const int entry = (unit - first) * 2 * parts + part;
-            keep_sums(c, red, entry, v.low);
-            keep_sums(c, red, entry + parts, v.high);
+            keep_sums(c, red, entry, false, v.low);
+            keep_sums(c, red, entry + parts, false, v.high);
           });
     } else {
       item_products<K>(
           c, run, first, count, [&](int) { return x; },
           [&](int unit, int part, float4 v) {
-            keep_sums(c, red, (unit - first) * parts + part, v);
+            keep_sums(c, red, (unit - first) * parts + part, false, v);
           });
     }
     sync(c);

@@ -82,20 +82,19 @@ __device__ __forceinline__ void arrive_batch(const Context& c, std::uint64_t (&b
 }
 
 // Sums of gate and up, then the activation, for a run of units. products(first, units, store) makes
-// sums of some and store(unit, part, sums)s them; outputs(first, units, red, wait) takes them after
+// sums of some and store(which of theirs, whether to add them to those of part 0, sums)s them; outputs(first, units, red, wait) takes them after
 // wait(), one batch late: sums of two batches lie side by side. So warps wait for the slowest of a
 // batch only if they make its outputs, and for those of the batch before last before they store.
 template <typename P, typename O>
 __device__ __forceinline__ void gate_up_batches(Context& c, const Run& run, P&& products,
                                                 O&& outputs) {
-  const int parts = gate_up_sums(run.m);
 #pragma unroll 1
   for (int first = 0;; first += run.batch, ++c.batches) {
     if (first < run.units) {
       float* red = red_of(c, c.batches);
-      products(first, min(run.batch, run.units - first), [&](int unit, int part, float4 v) {
-        wait_batch(c, c.s.red_free, c.batches - 2);
-        keep_sums(c, red, (unit - first) * parts + part, v);
+      products(first, min(run.batch, run.units - first), [&](int entry, int part, float4 v) {
+        if (part == 0) wait_batch(c, c.s.red_free, c.batches - 2);
+        keep_sums(c, red, entry, part > 0, v);
       });
       // A warp without an item must not be two batches ahead either.
       wait_batch(c, c.s.red_free, c.batches - 2);
@@ -130,11 +129,12 @@ __device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool b
       [&](int first, int units, auto&& store) {
         const auto on = [&](int pass) { return own < t.count[pass]; };
         if constexpr (kM3) {
-          expert_products<GateUpKind, true>(
+          // A sum of each item.
+          expert_products<GateUpKind>(
               c, run, first, units,
-              [&](int unit) {
+              [&](int unit, int item) {
                 const int pass = run.place(unit).pass;
-                return staged_row(c, m.row_bytes, row_of(pass, on(pass)));
+                return ExpertItem{staged_row(c, m.row_bytes, row_of(pass, on(pass))), item};
               },
               store);
         } else {
@@ -144,7 +144,9 @@ __device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool b
                 const int pass = run.place(unit).pass;
                 return column(c, m.row_bytes, row_of(pass, on(pass)), on(pass));
               },
-              store);
+              [&](int unit, int part, float4 v) {
+                store((unit - first) * gate_up_sums(m) + part, 0, v);
+              });
         }
       },
       [&](int first, int units, const float* red, auto&& wait) {
@@ -303,36 +305,38 @@ __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch
     const Matrix& m = run.m;
     if (run.units == 0) continue;
     const int parts = m.parts;
-    const auto store = [&](int unit, int part, float4 v) {
-      const Run::Place place = run.place(unit);
-      const int count = t.count[place.pass];
-      const int column_of = 2 * (c.lane & 3);
-      if (column_of >= count) return;
-      if (!kM3 && m.row_scale != nullptr) {
-        const float* scales =
-            m.row_scale + (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 + own;
-        const float low = __ldg(scales);
-        const float high = __ldg(scales + 8);
-        v = {v.x * low, v.y * low, v.z * high, v.w * high};
-      }
-      const int slot = t.first[place.pass] + column_of;
-      float* to =
-          products + (((place.group - batch.group) * t.slots + slot) * parts + part) * 16 + own;
-      to[0] = v.x, to[8] = v.z;
-      to += parts * 16;
-      if (column_of + 1 < count) to[0] = v.y, to[8] = v.w;
-    };
     const auto row_of = [&](int pass, bool on) {
       return t.first[pass] - batch.first_slot + (on ? own : 0);
     };
+    const int first_column = 2 * (c.lane & 3);
+    // Where this lane's first column goes, of part 0.
+    const auto to_of = [&](const Run::Place& place) {
+      return products +
+             ((place.group - batch.group) * t.slots + t.first[place.pass] + first_column) * parts *
+                 16 +
+             own;
+    };
+    const auto store = [&](float* to, int columns, float4 v) {
+      if (columns <= 0) return;
+      to[0] = v.x, to[8] = v.z;
+      to += parts * 16;
+      if (columns > 1) to[0] = v.y, to[8] = v.w;
+    };
     if constexpr (kM3) {
-      expert_products<DownKind, false>(
+      // Where sums go, and how many columns this lane has of them.
+      expert_products<DownKind>(
           c, run, 0, run.units,
-          [&](int unit) {
-            const int pass = run.place(unit).pass;
-            return staged_row(c, row_bytes, row_of(pass, own < t.count[pass]));
+          [&](int unit, int item) {
+            const Run::Place place = run.place(unit);
+            const int part = (item & ((1 << run.log_items) - 1)) * DownKind::kSpan;
+            const int count = t.count[place.pass];
+            const auto at = static_cast<int>(to_of(place) + part * 16 - products);
+            return ExpertItem{staged_row(c, row_bytes, row_of(place.pass, own < count)),
+                              at << 2 | max(0, min(count - first_column, 2))};
           },
-          store);
+          [&](int to, int part, float4 v) {
+            store(products + (to >> 2) + part * 16, to & 3, v);
+          });
     } else {
       item_products<DownKind>(
           c, run, 0, run.units,
@@ -341,7 +345,18 @@ __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch
             const bool on = own < t.count[pass];
             return column(c, row_bytes, row_of(pass, on), on);
           },
-          store);
+          [&](int unit, int part, float4 v) {
+            const Run::Place place = run.place(unit);
+            if (m.row_scale != nullptr) {
+              const float* scales =
+                  m.row_scale +
+                  (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 + own;
+              const float low = __ldg(scales);
+              const float high = __ldg(scales + 8);
+              v = {v.x * low, v.y * low, v.z * high, v.w * high};
+            }
+            store(to_of(place) + part * 16, t.count[place.pass] - first_column, v);
+          });
     }
   }
 }

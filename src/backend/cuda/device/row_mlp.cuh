@@ -147,8 +147,8 @@ __device__ __forceinline__ void row_gate_up_units(Context& c, const Run& run) {
   gate_up_batches(
       c, run,
       [&](int first, int units, auto&& store) {
-        expert_products<GateUpKind, true>(
-            c, run, first, units, [&](int) { return x; }, store);
+        expert_products<GateUpKind>(
+            c, run, first, units, [&](int, int item) { return ExpertItem{x, item}; }, store);
       },
       [&](int first, int units, const float* red, auto&& wait) {
         const int thread = activating_thread(c, c.batches);
@@ -235,15 +235,20 @@ __device__ __forceinline__ void row_down_stage(Context& c) {
                  ? unit
                  : static_cast<int>(__umulhi(static_cast<std::uint32_t>(unit), run.magic));
     };
-    expert_products<DownKind, false>(
-        c, run, 0, run.units, [&](int unit) { return staged_row(c, row_bytes, slot_of(unit)); },
-        [&](int unit, int part, float4 v) {
-          if ((c.lane & 3) != 0) return;
+    expert_products<DownKind>(
+        c, run, 0, run.units,
+        [&](int unit, int item) {
           const int slot = slot_of(unit);
           const int group = unit - slot * batch.groups;
-          float* to = products + ((group * slots + slot) * parts + part) * 16 + (c.lane >> 2);
-          to[0] = v.x;
-          to[8] = v.z;
+          const int part = (item & ((1 << run.log_items) - 1)) * DownKind::kSpan;
+          return ExpertItem{staged_row(c, row_bytes, slot),
+                            ((group * slots + slot) * parts + part) * 16 + (c.lane >> 2)};
+        },
+        [&](int to, int part, float4 v) {
+          if ((c.lane & 3) != 0) return;
+          float* const at = products + to + part * 16;
+          at[0] = v.x;
+          at[8] = v.z;
         });
     sync(c);
     const int total = batch.groups * 16 * parts;
