@@ -16,10 +16,12 @@ struct ExpertItem {
 // Units [begin, begin + units) of a run, an item a warp in turn. An item is one part of K, or two:
 // copies of twelve tiles. item_of(unit, item): an item of those of this call. What a unit has no
 // column for may read any staged row, as columns do not mix and its sums are not used.
-// store(ExpertItem::to, part of the item, sums).
+// store(ExpertItem::to, part of the item, sums). `staggered`: half of the warps begin when the other
+// half have done their first copy. Eight warps keep the arithmetic as busy as sixteen, and so the
+// two halves take turns from then on: one computes while copies for the other are on their way.
 template <typename K, typename I, typename S>
 __device__ __forceinline__ void expert_products(Context& c, const Run& run, int begin, int units,
-                                                I&& item_of, S&& store) {
+                                                bool staggered, I&& item_of, S&& store) {
   // Tiles in straight code: what a longer stretch saves in branches costs more in code that has to
   // be fetched.
   constexpr int kTogether = 2;
@@ -38,6 +40,12 @@ __device__ __forceinline__ void expert_products(Context& c, const Run& run, int 
   const auto wrap = [&](int& slot, std::uint32_t& wraps) {
     if (slot >= c.slots) slot -= c.slots, ++wraps;
   };
+  if (staggered && mine < min(round, items) && mine >= round / 2) {
+    int slot = c.slot + mine - round / 2;
+    std::uint32_t wraps = c.wraps;
+    wrap(slot, wraps);
+    wait_released(slot, wraps);
+  }
 #pragma unroll 1
   for (int base = 0; base < items; base += round) {
     const int n = min(round, items - base);

@@ -69,6 +69,16 @@ __device__ __forceinline__ void wait_landed(int slot, std::uint32_t wraps) {
   }
 }
 
+// Until that copy has been used, or this block gave up. A barrier tells only even phases from odd
+// ones, but a later use needs a later copy.
+__device__ __forceinline__ void wait_released(int slot, std::uint32_t wraps) {
+  const Shared& s = shared();
+  while (!mbarrier_test(shared_address(&s.empty[slot]), wraps & 1) &&
+         static_cast<std::int32_t>(s.issued[slot] - wraps) <= 1 && s.abort == 0) {
+  }
+  __syncwarp();
+}
+
 // Sums of one part: rows lane/4 and lane/4 + 8 of its group, columns 2 (lane % 4) and one more. Its
 // `tiles` begin `first` tiles into the slot and are `chunk_tiles` a slot, in slots `step` apart.
 // `last`: the slots are given back. Apart, one copy a format: code has to be fetched.

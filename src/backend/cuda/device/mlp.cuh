@@ -131,7 +131,7 @@ __device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool b
         if constexpr (kM3) {
           // A sum of each item.
           expert_products<GateUpKind>(
-              c, run, first, units,
+              c, run, first, units, first == 0 && run.units > run.batch,
               [&](int unit, int item) {
                 const int pass = run.place(unit).pass;
                 return ExpertItem{staged_row(c, m.row_bytes, row_of(pass, on(pass))), item};
@@ -325,7 +325,7 @@ __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch
     if constexpr (kM3) {
       // Where sums go, and how many columns this lane has of them.
       expert_products<DownKind>(
-          c, run, 0, run.units,
+          c, run, 0, run.units, which == 0 && run.units << run.log_items > kWarps,
           [&](int unit, int item) {
             const Run::Place place = run.place(unit);
             const int part = (item & ((1 << run.log_items) - 1)) * DownKind::kSpan;

@@ -148,7 +148,7 @@ __device__ __forceinline__ void row_gate_up_units(Context& c, const Run& run) {
       c, run,
       [&](int first, int units, auto&& store) {
         expert_products<GateUpKind>(
-            c, run, first, units, [&](int, int item) { return ExpertItem{x, item}; }, store);
+            c, run, first, units, false, [&](int, int item) { return ExpertItem{x, item}; }, store);
       },
       [&](int first, int units, const float* red, auto&& wait) {
         const int thread = activating_thread(c, c.batches);
@@ -236,7 +236,7 @@ __device__ __forceinline__ void row_down_stage(Context& c) {
                  : static_cast<int>(__umulhi(static_cast<std::uint32_t>(unit), run.magic));
     };
     expert_products<DownKind>(
-        c, run, 0, run.units,
+        c, run, 0, run.units, false,
         [&](int unit, int item) {
           const int slot = slot_of(unit);
           const int group = unit - slot * batch.groups;
