@@ -82,7 +82,7 @@ cudaError_t prepare_kernels(int shared_limit) {
 cudaError_t fused_occupancy(const Params& params, int* blocks) {
   for (const bool m3 : {false, true}) {
     const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-        blocks, set_of(m3, params).fused, kThreads + 32,
+        blocks, set_of(m3, params).fused, kBlockThreads,
         static_cast<std::size_t>(shared_memory(params)));
     if (error != cudaSuccess || *blocks < 1) return error;
   }
@@ -97,7 +97,7 @@ cudaError_t launch(const void* kernel, const Params& params, int blocks, bool co
   copy.blocks_divider = 0xFFFFFFFFU / static_cast<unsigned>(blocks) + 1;
   copy.rank_blocks = blocks;
   const dim3 grid(static_cast<unsigned>(blocks * std::max(1, params.local_ranks)));
-  const dim3 threads(kThreads + 32);
+  const dim3 threads(kBlockThreads);
   const auto bytes = static_cast<std::size_t>(shared_memory(params));
   void* arguments[] = {&copy};
   return cooperative ? cudaLaunchCooperativeKernel(kernel, grid, threads, arguments, bytes, stream)

@@ -11,15 +11,17 @@ namespace monolayer::cuda {
 
 inline constexpr int kMaxRows = 16;  // rows of one step of the kernels
 inline constexpr int kColumns = 8;   // activation columns of one pass over a matrix
-inline constexpr int kWarps = 16;    // that compute; one more feeds them
+inline constexpr int kWarps = 16;    // that compute
 inline constexpr int kThreads = kWarps * 32;
+inline constexpr int kFeeders = 2;  // warps that feed them, each every other slot of the ring
+inline constexpr int kBlockThreads = kThreads + kFeeders * 32;
 inline constexpr int kMaxExperts = 128;
 inline constexpr int kMaxChosen = 8;  // experts of a row
 inline constexpr int kMaxHidden = 6144;
 inline constexpr int kMaxRotary = 128;
 inline constexpr int kMaxTopBlocks = 32;
 inline constexpr int kSlotBytes = 12 * 544;  // a slot of the ring: one copy
-inline constexpr int kMaxSlots = 32;         // a lane of the feeding warp each
+inline constexpr int kMaxSlots = 32;         // a lane of a feeding warp each
 inline constexpr int kProjectionParts = 8;   // of the projections' K
 inline constexpr int kRouterParts = 16;      // of a router's K
 

@@ -35,6 +35,7 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
   constexpr auto has = [](Stage stage) { return (STAGES >> stage & 1U) != 0; };
   const int lane = static_cast<int>(threadIdx.x) & 31;
   Feed feed;
+  Layer& layer = s.feed_layers[feeder()];
   const int rows = rows_of(s.step);
   constexpr bool kFused = (STAGES & (STAGES - 1)) != 0;
   // With norms as a stage of their own, projections and router are dealt out part by part.
@@ -42,10 +43,9 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
 #pragma unroll 1
   for (int l = p.first_layer; l < p.last_layer; ++l) {
     __syncwarp();
-    copy_layer(p.layers, l, s.feed_layer, lane, 32);
+    copy_layer(p.layers, l, layer, lane, 32);
     __syncwarp();
     if (!feed.alive) break;
-    const Layer& layer = s.feed_layer;
     if (has(kQkv)) feed_items(feed, layer.qkv, by_part, by_part && kMayBeWide, rows);
     if (has(kOutput)) feed_share(feed, layer.o, output_is_wide(layer.o, rows), rows);
     if (has(kRouter) && layer.moe != 0) feed_items(feed, layer.router, by_part, false, rows);
@@ -57,6 +57,8 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
                    layer.shared_gate_up.row_groups, rows, layer.gate_up_stride);
     }
     if (has(kDown) && feed.alive) feed_down<kM3 && kOneRow && kFused>(feed, layer);
+    __syncwarp();
+    if (lane == 0) s.fed_layers[feeder()] = l + 1 - p.first_layer;
   }
   if (has(kHead)) feed_share(feed, p.lm_head, false, s.step.logit_rows);
   drain();
@@ -74,7 +76,7 @@ __device__ __forceinline__ void copy_params(const Params& argument, int rank, Pa
   const auto* all = reinterpret_cast<const std::uint32_t*>(&argument);
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(Params) / 4);
-       i += kThreads + 32) {
+       i += kBlockThreads) {
     const bool mine = argument.rank_params != nullptr && (i < kBegin || i >= kEnd);
     reinterpret_cast<std::uint32_t*>(&to)[i] = mine ? __ldg(own + i) : all[i];
   }
@@ -296,7 +298,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
 #endif
 
 template <unsigned STAGES>
-__global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant__ Params argument) {
+__global__ void __launch_bounds__(kBlockThreads, 1) chain(const __grid_constant__ Params argument) {
   constexpr auto has = [](Stage stage) { return (STAGES >> stage & 1U) != 0; };
   constexpr bool kFused = (STAGES & (STAGES - 1)) != 0;
   Shared& s = shared();
@@ -314,6 +316,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
       s.issued[i] = 0;
     }
     mbarrier_init(&s.routed, 1);
+    for (int i = 0; i < kFeeders; ++i) s.fed_layers[i] = 0;
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(&s.red_done[i], kWarps);
       mbarrier_init(&s.red_free[i], kWarps);
@@ -323,13 +326,13 @@ __global__ void __launch_bounds__(kThreads + 32, 1) chain(const __grid_constant_
     *reinterpret_cast<uint4*>(s.zero) = {0, 0, 0, 0};
   }
 #pragma unroll 1
-  for (int i = thread; i < static_cast<int>(sizeof(StepRows) / 4); i += kThreads + 32) {
+  for (int i = thread; i < static_cast<int>(sizeof(StepRows) / 4); i += kBlockThreads) {
     reinterpret_cast<std::uint32_t*>(&s.step)[i] =
         reinterpret_cast<const std::uint32_t*>(static_cast<const StepRows*>(argument.step))[i];
   }
   if (argument.first_layer < argument.last_layer)
     copy_layer(rank > 0 ? argument.rank_params[rank].layers : argument.layers, argument.first_layer,
-               s.layers[0], thread, kThreads + 32);
+               s.layers[0], thread, kBlockThreads);
   copy_params(argument, rank, s.params);
   __syncthreads();
   if (has_peers() && !open_mailbox()) return;

@@ -1,7 +1,8 @@
-// The feeding warp copies weights into the ring in the order the other warps use them, as far ahead
+// The feeding warps copy weights into the ring in the order the other warps use them, as far ahead
 // as the ring is deep and as addresses are known, with a cap on the copies in flight: whatever else
 // the blocks tell each other waits behind them. A lane feeds one slot: it sends that slot's next
-// copy when the slot is free, whatever the other slots wait for.
+// copy when the slot is free, whatever the other slots wait for. Two warps, because a copy takes one
+// longer than its bytes take memory while the others compute.
 #pragma once
 
 #include "backend/cuda/device/units.cuh"
@@ -22,6 +23,14 @@ enum class Passes {
   kParts,    // other parts of its rows
 };
 
+__device__ __forceinline__ int feeder() {
+  return static_cast<int>(threadIdx.x - kThreads) / 32;
+}
+// The slot this lane feeds, if there is one of that number.
+__device__ __forceinline__ int fed_slot() {
+  return (static_cast<int>(threadIdx.x) & 31) * kFeeders + feeder();
+}
+
 // Copies a run, in rounds of one item a warp; within a round copy by copy of all items, `span`
 // parts of K each in `chunks` copies. `stride`: from one pass to the next. All lanes.
 __device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
@@ -31,7 +40,9 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
   const int lane = static_cast<int>(threadIdx.x) & 31;
   const int slots = s.params.slots;
   const int round = s.params.round;
-  const int cap = passes == Passes::kExperts ? s.params.in_flight : s.params.known_in_flight;
+  const int own_slot = fed_slot();
+  const int cap = max(
+      1, (passes == Passes::kExperts ? s.params.in_flight : s.params.known_in_flight) / kFeeders);
   const int item_bytes = span * m.tiles * m.tile_bytes;
   const int chunk_bytes = m.chunk_tiles * m.tile_bytes;
   const int log_items = run.log_items;
@@ -41,10 +52,11 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
   // A step's weights are more than the second-level cache: what stays there should be code,
   // activations and hand-offs.
   const std::uint64_t policy = read_once_policy();
-  const std::uint32_t empty = shared_address(&s.empty[lane]);
-  const std::uint32_t full = shared_address(&s.full[lane]);
+  const bool feeds = own_slot < slots;
+  const std::uint32_t empty = shared_address(&s.empty[own_slot]);
+  const std::uint32_t full = shared_address(&s.full[own_slot]);
   // This lane's next copy, of the round of n items from `base` on that begins with copy `begin`.
-  int copy = lane < slots ? lane - feed.slot : copies;
+  int copy = feeds ? own_slot - feed.slot : copies;
   std::uint32_t wraps = feed.wraps;
   if (copy < 0) {
     copy += slots;
@@ -79,12 +91,14 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
   };
   bool more = copy < copies;
   if (more) locate();
+  bool located = true;
   // What is on its way: this lane's last copy, also one of a run before.
-  bool flying = lane < slots && s.issued[lane] != 0;
+  std::uint32_t issued = feeds ? s.issued[own_slot] : 0;
+  bool flying = issued != 0;
 #pragma unroll 1
   while (__any_sync(0xFFFFFFFFU, more)) {
-    if (flying) flying = !mbarrier_test(full, (s.issued[lane] - 1) & 1);
-    const bool ready = more && !flying && mbarrier_test(empty, (wraps & 1) ^ 1);
+    if (flying) flying = !mbarrier_test(full, (issued - 1) & 1);
+    const bool ready = more && located && !flying && mbarrier_test(empty, (wraps & 1) ^ 1);
     const int room = cap - __popc(__ballot_sync(0xFFFFFFFFU, flying));
     // The oldest copies first: lanes from the oldest one's on, then the others.
     const int oldest = __reduce_min_sync(0xFFFFFFFFU, more ? copy : copies);
@@ -98,17 +112,22 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
     } else {
       before |= all & ~below;
     }
-    if (ready && __popc(before) < room) {
-      mbarrier_expect(&s.full[lane], bytes);
-      bulk_copy(memory() + kFixedBytes + lane * kSlotBytes, from, bytes, &s.full[lane], policy);
-      s.issued[lane] = ++wraps;
+    const bool sends = ready && __popc(before) < room;
+    if (sends) {
+      mbarrier_expect(&s.full[own_slot], bytes);
+      bulk_copy(memory() + kFixedBytes + own_slot * kSlotBytes, from, bytes, &s.full[own_slot],
+                policy);
+      s.issued[own_slot] = issued = ++wraps;
       flying = true;
       copy += slots;
       more = copy < copies;
-      if (more) locate();
-    } else if (s.abort != 0) {
-      more = false;
+      located = false;
     }
+    if (__any_sync(0xFFFFFFFFU, sends)) continue;
+    // Where the next copies come from, of all lanes at once, while there is none to send.
+    if (more && !located) locate();
+    located = true;
+    if (s.abort != 0) more = false;
   }
   feed.alive = !__any_sync(0xFFFFFFFFU, s.abort != 0);
   const int end = feed.slot + copies;
@@ -186,9 +205,9 @@ __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
 // Copies in flight must land before the block may end.
 __device__ __forceinline__ void drain() {
   Shared& s = shared();
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  if (lane >= s.params.slots || s.issued[lane] == 0) return;
-  while (!mbarrier_try(&s.full[lane], (s.issued[lane] - 1) & 1)) {
+  const int slot = fed_slot();
+  if (slot >= s.params.slots || s.issued[slot] == 0) return;
+  while (!mbarrier_try(&s.full[slot], (s.issued[slot] - 1) & 1)) {
   }
 }
 

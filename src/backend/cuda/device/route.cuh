@@ -103,8 +103,14 @@ __device__ __forceinline__ void route_row(Context& c, int row) {
   if (rank == 0) t.passes = t.shared_passes + chosen_of(s);
 }
 
-// The shared expert's part of the table: known before any routing.
+// The shared expert's part of the table: known before any routing, once all feeding warps have
+// read the last layer's.
 __device__ __forceinline__ void share_table(Context& c) {
+#pragma unroll
+  for (int i = 0; i < kFeeders; ++i) {
+    while (c.s.fed_layers[i] < c.layers_done && c.s.abort == 0) {
+    }
+  }
   const int rows = c.rows();
   const int first = routed_slots(c.s, c.layer());
   const bool shared = c.layer().shared_gate_up.row_groups > 0;

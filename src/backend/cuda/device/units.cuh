@@ -160,7 +160,6 @@ __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer
                                              int lane, int block, int blocks, F&& f) {
   const Matrix& shape = kM3 || layer.moe != 0 ? layer.down : layer.shared_down;
   const Share mine(shape.row_groups, block, blocks);
-  // Nothing else keeps such a block's feeding warp from reading the next layer's table.
   if (mine.count() == 0) return;
   const int row_bytes = max(shape.row_bytes, layer.shared_down.row_bytes);
   const int passes = t.passes;
