@@ -235,6 +235,26 @@ TEST_P(M3Device, OneRowAtEveryEdge) {
               static_cast<long long>(tally.differ));
 }
 
+TEST_P(M3Device, TwoToFourRowsAtEveryEdge) {
+  Tally tally;
+  constexpr std::int64_t kLongest = 131072;
+  M3Chain chain(stand_in(), 3, 4, kLongest);
+  ASSERT_TRUE(chain.ok());
+  for (const std::int64_t context :
+       {1, 15, 16, 17, 127, 128, 129, 2047, 2048, 2049, 2177, 8193, 65537, 131072}) {
+    for (const auto& [n, query] :
+         {std::pair{2, 1}, {3, 1}, {4, 1}, {1, 2}, {1, 3}, {1, 4}, {2, 2}}) {
+      if (context < query) continue;
+      const std::vector<float> want = chain.logits(first(n), context, query, false);
+      for (int run = 0; run < 10; ++run)
+        tally.same(want, chain.logits(first(n), context, query, true),
+                   where(context, n * query, true));
+    }
+  }
+  std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
+              static_cast<long long>(tally.differ));
+}
+
 TEST_P(M3Device, TheKernelsForAnyShapeGiveTheSame) {
   for (const bool f32_router : {false, true}) {
     Tally tally;
@@ -303,7 +323,7 @@ TEST_P(M3Stall, StalledBlockIsReported) {
     options.stall_stage = stage;
     M3Chain chain(stand_in, 2, 16, 4096, options);
     ASSERT_TRUE(chain.ok());
-    for (const std::int64_t n : {1, 4, 8, 16}) {
+    for (const std::int64_t n : {1, 2, 4, 8, 16}) {
       std::vector<float> logits;
       const auto begin = std::chrono::steady_clock::now();
       const Status status = chain.step(first(n), 4096, 1, true, logits);
@@ -318,7 +338,7 @@ TEST_P(M3Stall, StalledBlockIsReported) {
           << status.to_string();
     }
   }
-  for (const std::int64_t n : {1, 4, 8, 16}) EXPECT_GT(reported[n], 0) << n << " rows";
+  for (const std::int64_t n : {1, 2, 4, 8, 16}) EXPECT_GT(reported[n], 0) << n << " rows";
   M3Chain chain(stand_in, 1, 16, 4096);
   ASSERT_TRUE(chain.ok());
   EXPECT_FALSE(chain.logits(first(4), 4096, 1, true).empty());

@@ -1,6 +1,6 @@
-// Where the words lie that blocks of the fused kernels for one to four rows of MiniMax-M3 hand to each
-// other (device/words.cuh). Places are counted in words of 16 bytes; every region is sized for a
-// model on one rank, the largest share there is.
+// Where the words lie that blocks of the fused kernels for one to four rows of MiniMax-M3 hand to
+// each other (device/words.cuh). Places are counted in words of 16 bytes; every region is sized for
+// a model on one rank, the largest share there is.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ inline constexpr int kMaximaWords = kPartialWords + kWordUnits * 16 * 64;  // [u
 inline constexpr int kScoreWords = kMaximaWords + kWordUnits * 16;
 static_assert(kWordKvHeads * kWordChunks <= kWordUnits);
 inline constexpr int kQueryWords = kScoreWords + kWordKvHeads * kWordGroups / 2;  // [head][32] of
-                                                                                 // dims 32 apart
+                                                                                  // dims 32 apart
 // [slot][width / 4] of 4, of the experts of all rows.
 inline constexpr int kMidWords = kQueryWords + kWordHeads * 32;
 inline constexpr int kWordSlots = 5 * kWordRows;
@@ -31,8 +31,8 @@ inline constexpr int kWordSlots = 5 * kWordRows;
 inline constexpr int kHiddenWords = kMidWords + kWordSlots * 3072 / 4;  // [hidden / 4] of 4 BF16
 inline constexpr int kMiddleWords = kHiddenWords + 6144 / 4;            // the same
 inline constexpr int kAttendedWords = kMiddleWords + 6144 / 4;          // [head][dim / 4] of 4
-inline constexpr int kRouterWords = kAttendedWords + kWordHeads * 32;   // [part][group][8] of 2 rows
-inline constexpr int kProjectedWords = kRouterWords + 16 * 8 * 8;       // [part][group][8] of 2 rows
+inline constexpr int kRouterWords = kAttendedWords + kWordHeads * 32;  // [part][group][8] of 2 rows
+inline constexpr int kProjectedWords = kRouterWords + 16 * 8 * 8;      // [part][group][8] of 2 rows
 inline constexpr int kRowWords = kProjectedWords + 8 * kWordProjected / 2 - kHiddenWords;
 
 // What a step of so many rows uses.

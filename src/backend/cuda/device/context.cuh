@@ -24,7 +24,7 @@ static_assert(sizeof(State) == 32);
 // Fixed part of shared memory; the ring follows, then the activations, then sums.
 struct Shared {
   State states[kWarps];
-  alignas(16) Layer layers[2];   // the run's current layer and the next one
+  alignas(16) Layer layers[2];              // the run's current layer and the next one
   alignas(16) Layer feed_layers[kFeeders];  // those the feeding warps have reached
   alignas(16) StepRows step;
   alignas(16) Params params;  // functions reach the kernel's own argument only slowly
@@ -35,9 +35,9 @@ struct Shared {
   alignas(16) std::uint8_t experts[kMaxRows * kMaxChosen];  // of the choices, row by row
   alignas(16) std::uint8_t begins[kMaxRows * kMaxChosen];   // 0xFF: the choice begins a pass
   std::uint64_t full[kMaxSlots], empty[kMaxSlots], routed;
-  std::uint64_t red_done[2], red_free[2];    // halves of the sums, in gate_up
-  alignas(16) unsigned char zero[16];        // what columns without a row read
-  volatile std::uint32_t issued[kMaxSlots];   // copies into each slot so far
+  std::uint64_t red_done[2], red_free[2];      // halves of the sums, in gate_up
+  alignas(16) unsigned char zero[16];          // what columns without a row read
+  volatile std::uint32_t issued[kMaxSlots];    // copies into each slot so far
   volatile std::int32_t fed_layers[kFeeders];  // of the run, whose table each has read to its end
   volatile std::int32_t abort;
   std::int32_t block, blocks;  // of this rank

@@ -195,9 +195,9 @@ __device__ __noinline__ void collect_share(Site site, int layer, int stage, int 
         if constexpr (WORDS) {
           if (is_stalled(stage)) continue;
           const int own = row + i * together < rows ? row + i * together : row;
-          hand_over_four(words_at(site == kAttentionSite ? kMiddleWords : kHiddenWords, own) +
-                             (first + c) / 4,
-                         value, tag);
+          hand_over_four(
+              words_at(site == kAttentionSite ? kMiddleWords : kHiddenWords, own) + (first + c) / 4,
+              value, tag);
         }
       }
     }

@@ -16,9 +16,9 @@ struct ExpertItem {
 // Units [begin, begin + units) of a run, an item a warp in turn. An item is one part of K, or two:
 // copies of twelve tiles. item_of(unit, item): an item of those of this call. What a unit has no
 // column for may read any staged row, as columns do not mix and its sums are not used.
-// store(ExpertItem::to, part of the item, sums). `staggered`: half of the warps begin when the other
-// half have done their first copy. Eight warps keep the arithmetic as busy as sixteen, and so the
-// two halves take turns from then on: one computes while copies for the other are on their way.
+// store(ExpertItem::to, part of the item, sums). `staggered`: half of the warps begin when the
+// other half have done their first copy. Eight warps keep the arithmetic as busy as sixteen, and so
+// the two halves take turns from then on: one computes while copies for the other are on their way.
 template <typename K, typename I, typename S>
 __device__ __forceinline__ void expert_products(Context& c, const Run& run, int begin, int units,
                                                 bool staggered, I&& item_of, S&& store) {
@@ -26,7 +26,7 @@ __device__ __forceinline__ void expert_products(Context& c, const Run& run, int 
   // be fetched.
   constexpr int kTogether = 2;
   constexpr int kTileBytes = 544;
-  constexpr int kTileColumns = 128;  // bytes of activations that a tile meets
+  constexpr int kTileColumns = 128;               // bytes of activations that a tile meets
   constexpr int kPieces = K::kTiles / kTogether;  // of a part
   constexpr int kCopies = K::kSpan * K::kTiles * kTileBytes / kSlotBytes;
   static_assert(K::kTiles % kTogether == 0 && (kCopies == 1 || kCopies == K::kSpan) &&
@@ -92,9 +92,9 @@ __device__ __forceinline__ void expert_products(Context& c, const Run& run, int 
           slot += n;
           wrap(slot, wraps);
         }
-        store(to, part,
-              float4{acc[0] * kPostE2M1, acc[1] * kPostE2M1, acc[2] * kPostE2M1,
-                     acc[3] * kPostE2M1});
+        store(
+            to, part,
+            float4{acc[0] * kPostE2M1, acc[1] * kPostE2M1, acc[2] * kPostE2M1, acc[3] * kPostE2M1});
       }
     }
     c.slot += n * kCopies;

@@ -1,8 +1,8 @@
 // The feeding warps copy weights into the ring in the order the other warps use them, as far ahead
 // as the ring is deep and as addresses are known, with a cap on the copies in flight: whatever else
 // the blocks tell each other waits behind them. A lane feeds one slot: it sends that slot's next
-// copy when the slot is free, whatever the other slots wait for. Two warps, because a copy takes one
-// longer than its bytes take memory while the others compute.
+// copy when the slot is free, whatever the other slots wait for. Two warps, because a copy takes
+// one longer than its bytes take memory while the others compute.
 #pragma once
 
 #include "backend/cuda/device/units.cuh"
@@ -23,9 +23,7 @@ enum class Passes {
   kParts,    // other parts of its rows
 };
 
-__device__ __forceinline__ int feeder() {
-  return static_cast<int>(threadIdx.x - kThreads) / 32;
-}
+__device__ __forceinline__ int feeder() { return static_cast<int>(threadIdx.x - kThreads) / 32; }
 // The slot this lane feeds, if there is one of that number.
 __device__ __forceinline__ int fed_slot() {
   return (static_cast<int>(threadIdx.x) & 31) * kFeeders + feeder();

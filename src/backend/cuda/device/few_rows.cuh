@@ -1,5 +1,5 @@
-// What the fused kernel for two to four rows of MiniMax-M3 takes from words and hands over as words:
-// its stages are those of any step but for where values come from and go to.
+// What the fused kernel for two to four rows of MiniMax-M3 takes from words and hands over as
+// words: its stages are those of any step but for where values come from and go to.
 #pragma once
 
 #include "backend/cuda/device/hand_off.cuh"

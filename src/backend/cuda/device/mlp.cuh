@@ -82,9 +82,10 @@ __device__ __forceinline__ void arrive_batch(const Context& c, std::uint64_t (&b
 }
 
 // Sums of gate and up, then the activation, for a run of units. products(first, units, store) makes
-// sums of some and store(which of theirs, whether to add them to those of part 0, sums)s them; outputs(first, units, red, wait) takes them after
-// wait(), one batch late: sums of two batches lie side by side. So warps wait for the slowest of a
-// batch only if they make its outputs, and for those of the batch before last before they store.
+// sums of some and store(which of theirs, whether to add them to those of part 0, sums)s them;
+// outputs(first, units, red, wait) takes them after wait(), one batch late: sums of two batches lie
+// side by side. So warps wait for the slowest of a batch only if they make its outputs, and for
+// those of the batch before last before they store.
 template <typename P, typename O>
 __device__ __forceinline__ void gate_up_batches(Context& c, const Run& run, P&& products,
                                                 O&& outputs) {
@@ -178,9 +179,9 @@ __device__ __forceinline__ void gate_up_passes(Context& c, bool routed) {
                });
 }
 
-// The routed part of the table, handed to the feeding warp, by half of the warps while others begin
-// the shared expert, once all partial logits are there: a warp a row, then a lane a choice. If the
-// block gives up there is no table, and the meeting before the routed experts ends it.
+// The routed part of the table, handed to the feeding warps, by half of the warps while others
+// begin the shared expert, once all partial logits are there: a warp a row, then a lane a choice.
+// If the block gives up there is no table, and the meeting before the routed experts ends it.
 __device__ __forceinline__ void route_beside_shared(Context& c) {
   static_assert(!kM3 || !kOnePass || (kMostRows <= kRoutingWarps && kMostRows * 4 <= 32));
   const int warp = routing_warp(c);
@@ -284,13 +285,12 @@ __device__ __forceinline__ void stage_mid_of_words(Context& c, const DownBatch& 
   const int of_slot = c.layer().down.cols / 4;
   const std::uint32_t magic = divider(of_slot);
   const uint4* words = words_at(kMidWords) + batch.first_slot * of_slot;
-  stage_words(
-      (batch.end_slot - batch.first_slot) * of_slot, tag_of(c), layer_of(c), kGateUp,
-      [&](int i) {
-        const int slot = static_cast<int>(__umulhi(static_cast<std::uint32_t>(i), magic));
-        return c.x + slot * row_bytes + (i - slot * of_slot) * 8;
-      },
-      [&](int i) { return words + i; });
+  stage_words((batch.end_slot - batch.first_slot) * of_slot, tag_of(c), layer_of(c), kGateUp,
+              [&](int i) {
+                const int slot = static_cast<int>(__umulhi(static_cast<std::uint32_t>(i), magic));
+                return c.x + slot * row_bytes + (i - slot * of_slot) * 8;
+              },
+              [&](int i) { return words + i; });
   sync(c);
 }
 
@@ -334,9 +334,7 @@ __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch
             return ExpertItem{staged_row(c, row_bytes, row_of(place.pass, own < count)),
                               at << 2 | max(0, min(count - first_column, 2))};
           },
-          [&](int to, int part, float4 v) {
-            store(products + (to >> 2) + part * 16, to & 3, v);
-          });
+          [&](int to, int part, float4 v) { store(products + (to >> 2) + part * 16, to & 3, v); });
     } else {
       item_products<DownKind>(
           c, run, 0, run.units,
@@ -349,8 +347,8 @@ __device__ __forceinline__ void down_products(Context& c, const DownBatch& batch
             const Run::Place place = run.place(unit);
             if (m.row_scale != nullptr) {
               const float* scales =
-                  m.row_scale +
-                  (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 + own;
+                  m.row_scale + (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 +
+                  own;
               const float low = __ldg(scales);
               const float high = __ldg(scales + 8);
               v = {v.x * low, v.y * low, v.z * high, v.w * high};

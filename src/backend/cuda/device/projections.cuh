@@ -205,8 +205,7 @@ __device__ __forceinline__ void output_projection(Context& c) {
     const std::uint16_t value =
         to_bf16(load_bf16(c.p.hidden + at) + round_bf16(sum * row_factor(m.row_scale, out)));
     c.p.middle[at] = value;
-    if (WORDS && !stalled)
-      hand_over_four(words_at(kMiddleWords, row) + out / 4, value, tag_of(c));
+    if (WORDS && !stalled) hand_over_four(words_at(kMiddleWords, row) + out / 4, value, tag_of(c));
   };
   if (kMayBeWide && output_is_wide(m, c.rows())) {
     stage(0, c.rows());

@@ -207,7 +207,7 @@ __device__ __forceinline__ void order_choices(Context& c, int thread, S&& meet) 
   if (thread == 0) t.passes = all;
 }
 
-// The routed part of the table, handed to the feeding warp; by all computing warps.
+// The routed part of the table, handed to the feeding warps; by all computing warps.
 __device__ __forceinline__ void build_table(Context& c) {
   if (kM3 && kOneRow) {
     if (c.warp == 0) {

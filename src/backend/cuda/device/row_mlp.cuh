@@ -90,7 +90,7 @@ static_assert(kLogitsBegin + kRouterParts * kMaxExperts * 4 <= attention_bytes(1
 // Activations of all experts of a row lie in shared memory at once.
 static_assert(5 * (3072 * 2 + 64) <= attention_bytes(128, true));
 
-// The routed part of the table, from words of partial logits, handed to the feeding warp, while
+// The routed part of the table, from words of partial logits, handed to the feeding warps, while
 // other warps begin the shared expert.
 __device__ __forceinline__ void route_beside(Context& c) {
   const int warp = routing_warp(c);
@@ -148,7 +148,11 @@ __device__ __forceinline__ void row_gate_up_units(Context& c, const Run& run) {
       c, run,
       [&](int first, int units, auto&& store) {
         expert_products<GateUpKind>(
-            c, run, first, units, false, [&](int, int item) { return ExpertItem{x, item}; }, store);
+            c, run, first, units, false,
+            [&](int, int item) {
+              return ExpertItem{x, item};
+            },
+            store);
       },
       [&](int first, int units, const float* red, auto&& wait) {
         const int thread = activating_thread(c, c.batches);

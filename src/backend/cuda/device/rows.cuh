@@ -186,8 +186,8 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
           for (int r = 0; r < kNormsTogether; ++r) {
             if (first + r >= n) continue;
             const auto* row =
-                reinterpret_cast<const uint2*>(
-                    from + static_cast<std::int64_t>(row_of(first + r)) * hidden_of(shared().params.shape)) +
+                reinterpret_cast<const uint2*>(from + static_cast<std::int64_t>(row_of(first + r)) *
+                                                          hidden_of(shared().params.shape)) +
                 threadIdx.x;
 #pragma unroll
             for (int k = 0; k < kNormParts; ++k) v[r][k] = __ldcg(row + k * kThreads);

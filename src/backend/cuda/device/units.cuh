@@ -1,4 +1,4 @@
-// Which work a block does, in which order: the one place that the feeding warp and the computing
+// Which work a block does, in which order: the one place that the feeding and the computing
 // warps both ask, so that weights come out of the ring as they went in.
 #pragma once
 
