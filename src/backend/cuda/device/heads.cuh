@@ -373,15 +373,15 @@ __device__ __forceinline__ void heads_of_step(Context& c) {
     for (int base = 0; base < jobs; base += kTogether) {
       if (base > 0) sync(c);
       const int at = base + (c.warp >> 1);
-      const Job job = at < jobs ? job_at(at) : Job{0, -1, nullptr};
-      if (job.head < 0) {
-        sync(c);
-        continue;
-      }
+      Job job = at < jobs ? job_at(at) : Job{0, -1, nullptr};
+      const bool there = job.head >= 0;
+      // All warps meet in one place: those without a job go there with one of which they take
+      // nothing.
+      if (!there) job = {0, 0, nullptr};
       finish_head(layer, job.row, job.head, job.query, [&](int from, int) {
-        take_columns(c, job.row, from, c.warp & 1, y);
+        if (there) take_columns(c, job.row, from, c.warp & 1, y);
         sync(c);
-        return (c.warp & 1) == 0 ? y : nullptr;
+        return there && (c.warp & 1) == 0 ? y : nullptr;
       });
     }
   } else {
