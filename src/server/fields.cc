@@ -61,9 +61,13 @@ ApiResult<Json> parse_body(std::string_view text, int most_nested) {
     if (!body.is_object()) return bad_field("body", "must be a JSON object, is " + kind_of(body));
     return body;
   } catch (const Json::parse_error& error) {
-    return bad_field("body", "is not JSON: " + std::string(error.what()));
+    return bad_field("body", "is not JSON at byte " + std::to_string(error.byte));
   } catch (const Json::exception& error) {
-    return bad_field("body", "is not usable JSON: " + std::string(error.what()));
+    // Behind the library's own number for it: a number that no double holds.
+    const std::string_view what = error.what();
+    const std::size_t prefix = what.find("] ");
+    return bad_field("body", "is not usable JSON: " +
+                                 std::string(what.substr(prefix == what.npos ? 0 : prefix + 2)));
   }
 }
 

@@ -357,7 +357,10 @@ class Faults(ServerTest):
             self.refused(self.server.chat(**fields), 400, *words)
         post = lambda text: self.server.http.post(  # noqa: E731
             "/v1/completions", content=text)
-        self.refused(post("{"), 400, "body", "JSON")
+        self.refused(post("{"), 400, "body", "is not JSON at byte 2")
+        self.refused(post('{"n": 1e999}'), 400, "body", "number overflow")
+        for text in ("{", '{"n": 1e999}', '{"a": "\\ud800"}'):
+            self.assertNotIn("json.exception", post(text).text)
         self.refused(post("[1]"), 400, "body", "object")
         self.refused(post("[" * 100000 + "]" * 100000), 400, "100000 levels", "64")
         self.refused(self.server.complete([]), 400, "prompt", "empty")
