@@ -14,6 +14,7 @@ void add_inspect(Program& program) {
     std::string model;
     bool json = false;
     std::int64_t ranks = 1;
+    std::string backend = "cpu";
     engine::CacheTypes cache_types;
   };
   auto flags = std::make_shared<InspectFlags>();
@@ -23,7 +24,7 @@ void add_inspect(Program& program) {
         ML_ASSIGN_OR_RETURN(const m3::ModelWeights weights,
                             m3::bind_weights(model->config, model->checkpoint));
         ML_ASSIGN_OR_RETURN(const cpu::CacheOptions cache,
-                            engine::cache_options(flags->cache_types, "cpu"));
+                            engine::cache_options(flags->cache_types, flags->backend));
         const dispatch::DeploymentFacts facts = dispatch::deployment_facts(
             model->config, weights,
             {.tensor_parallel = flags->ranks, .kv_cache = cache.kv, .index_cache = cache.index});
@@ -48,6 +49,8 @@ void add_inspect(Program& program) {
       });
   program.flags.folder(app, "model", flags->model, "Folder, or a name in the Hugging Face cache")
       ->required();
+  program.flags.choice(app, "--backend", flags->backend, {"cpu", "cuda"},
+                       "Device whose rules choose the caches' element types; none is needed");
   add_ranks(program.flags, app, flags->ranks);
   add_cache_types(program.flags, app, flags->cache_types);
   program.flags.toggle(app, "--json", flags->json, "Print JSON");

@@ -56,6 +56,17 @@ double relative_error(const std::vector<float>& a, const std::vector<float>& b) 
 const char* const kFormats[] = {"bf16",     "mxfp4",          "mxfp8",
                                 "ptpc_fp8", "mxfp4+ptpc_fp8", "mxfp4+mxfp8"};
 
+TEST(Inspect, CachesByTheBackendsRules) {
+  for (const auto& [backend, index] : {std::pair{"cpu", "bf16"}, {"cuda", "fp8_e4m3"}}) {
+    const Outcome outcome = run_cli({"inspect", oracle("mxfp4"), "--json", "--backend", backend,
+                                     "--kv-cache-dtype", "fp8"});
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    const Json cache = Json::parse(outcome.out)["cache"];
+    EXPECT_EQ(cache["kv_cache_dtype"], "fp8_e4m3") << backend;
+    EXPECT_EQ(cache["index_cache_dtype"], index) << backend;
+  }
+}
+
 TEST(Inspect, CountsOfAReferenceCase) {
   const Json report = inspect(oracle("mxfp4"));
   EXPECT_EQ(report["tensors"], 198);
