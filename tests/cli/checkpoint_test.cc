@@ -58,8 +58,8 @@ const char* const kFormats[] = {"bf16",     "mxfp4",          "mxfp8",
 
 TEST(Inspect, CachesByTheBackendsRules) {
   for (const auto& [backend, index] : {std::pair{"cpu", "bf16"}, {"cuda", "fp8_e4m3"}}) {
-    const Outcome outcome = run_cli({"inspect", oracle("mxfp4"), "--json", "--backend", backend,
-                                     "--kv-cache-dtype", "fp8"});
+    const Outcome outcome = run_cli(
+        {"inspect", oracle("mxfp4"), "--json", "--backend", backend, "--kv-cache-dtype", "fp8"});
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
     const Json cache = Json::parse(outcome.out)["cache"];
     EXPECT_EQ(cache["kv_cache_dtype"], "fp8_e4m3") << backend;
