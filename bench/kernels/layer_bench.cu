@@ -316,7 +316,7 @@ int main(int argc, char** argv) {
       json += line;
     }
     json += "}}";
-    for (const int flight : {5, 6, 8, 10, 12, 16, 32}) {
+    for (const int flight : {4, 6, 8, 10, 12, 16, 32}) {
       if (!sweep) break;
       b.p.in_flight = std::min(flight, b.p.slots);
       cudaGraphExec_t graph = b.capture([&] { b.fused(b.p); });

@@ -1,5 +1,5 @@
 // What a multiprocessor's pipes do side by side: cycles an iteration of one warp of a loop of some
-// instructions, with 1 to 16 warps of a block at it. Four warps share a scheduler from 16 on, so a
+// instructions, with 1 to 16 warps of a block at it. Of 16 warps four share a scheduler, so a
 // quarter of the last column is what an iteration costs it. The experts' tiles are such a mixture:
 // masks and shifts (LOP3, SHF), shifts to the left (IMAD), products (HMMA), sums (FFMA).
 //
@@ -48,8 +48,8 @@ __device__ __forceinline__ void one_hmma(Registers& r, int i) {
       : "r"(r.a[0]), "r"(r.a[1]), "r"(r.a[2]), "r"(r.a[3]), "r"(r.b[0]), "r"(r.b[1]));
 }
 
-// In each quarter of an iteration: HMMA products, then fours of the others.
-template <int HMMA, int LOP3, int IMAD, int FFMA>
+// In each quarter of an iteration: a product if HMMA, then LOP3, IMAD and FFMA fours.
+template <bool HMMA, int LOP3, int IMAD, int FFMA>
 __global__ void __launch_bounds__(kWarpsMost * 32, 1)
     run(std::uint32_t seed, std::uint32_t* out, std::uint32_t* cycles) {
   const auto thread = threadIdx.x;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kWarpsMost * 32, 1)
   for (int i = 0; i < kIterations; ++i) {
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
-      if (HMMA > 0) one_hmma(r, quarter);
+      if (HMMA) one_hmma(r, quarter);
 #pragma unroll
       for (int k = 0; k < LOP3; ++k) four_lop3(r);
 #pragma unroll
@@ -96,7 +96,7 @@ void check(cudaError_t error) {
 
 std::string json;
 
-template <int HMMA, int LOP3, int IMAD, int FFMA>
+template <bool HMMA, int LOP3, int IMAD, int FFMA>
 void loop(const char* name) {
   std::uint32_t *out = nullptr, *cycles = nullptr;
   check(cudaMalloc(&out, sizeof(std::uint32_t) * kWarpsMost * 32));
@@ -124,15 +124,15 @@ void loop(const char* name) {
 
 int main(int argc, char** argv) {
   std::printf("%-28s %7s %7s %7s %7s\n", "cycles an iteration, warps:", "1", "4", "8", "16");
-  loop<1, 0, 0, 0>("4 HMMA");
-  loop<0, 2, 0, 0>("32 LOP3");
-  loop<0, 0, 2, 0>("32 IMAD");
-  loop<0, 0, 0, 2>("32 FFMA");
-  loop<0, 2, 2, 0>("32 LOP3, 32 IMAD");
-  loop<1, 1, 0, 0>("4 HMMA, 16 LOP3");
-  loop<1, 2, 0, 0>("4 HMMA, 32 LOP3");
-  loop<1, 0, 2, 0>("4 HMMA, 32 IMAD");
-  loop<1, 0, 0, 2>("4 HMMA, 32 FFMA");
+  loop<true, 0, 0, 0>("4 HMMA");
+  loop<false, 2, 0, 0>("32 LOP3");
+  loop<false, 0, 2, 0>("32 IMAD");
+  loop<false, 0, 0, 2>("32 FFMA");
+  loop<false, 2, 2, 0>("32 LOP3, 32 IMAD");
+  loop<true, 1, 0, 0>("4 HMMA, 16 LOP3");
+  loop<true, 2, 0, 0>("4 HMMA, 32 LOP3");
+  loop<true, 0, 2, 0>("4 HMMA, 32 IMAD");
+  loop<true, 0, 0, 2>("4 HMMA, 32 FFMA");
   for (int i = 1; i < argc; ++i) {
     if (std::strncmp(argv[i], "json=", 5) != 0) continue;
     if (FILE* f = std::fopen(argv[i] + 5, "w")) {

@@ -221,6 +221,7 @@ TEST_P(M3Device, OneRowAtEveryEdge) {
   for (const std::int64_t longest : {131072, 1 << 20}) {
     M3Chain chain(stand_in(), 3, 2, longest);
     ASSERT_TRUE(chain.ok());
+    ASSERT_TRUE(chain.m3_kernels());
     for (const std::int64_t context : {1, 15, 16, 17, 127, 128, 129, 2047, 2048, 2049, 2064, 2177,
                                        8192, 8193, 65535, 65536, 65537, 131072, 1 << 20}) {
       if (context > longest || (longest > 131072 && context < longest)) continue;
@@ -240,6 +241,7 @@ TEST_P(M3Device, TwoToFourRowsAtEveryEdge) {
   constexpr std::int64_t kLongest = 131072;
   M3Chain chain(stand_in(), 3, 4, kLongest);
   ASSERT_TRUE(chain.ok());
+  ASSERT_TRUE(chain.m3_kernels());
   for (const std::int64_t context :
        {1, 15, 16, 17, 127, 128, 129, 2047, 2048, 2049, 2177, 8193, 65537, 131072}) {
     for (const auto& [n, query] :
@@ -248,7 +250,7 @@ TEST_P(M3Device, TwoToFourRowsAtEveryEdge) {
       const std::vector<float> want = chain.logits(first(n), context, query, false);
       for (int run = 0; run < 10; ++run)
         tally.same(want, chain.logits(first(n), context, query, true),
-                   where(context, n * query, true));
+                   where(context, n, true) + " of " + std::to_string(query) + " tokens");
     }
   }
   std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
@@ -308,9 +310,9 @@ TEST_P(M3Device, T_P2_EntriesAreReadAfterTheyAreWritten) {
 }
 
 // A block that never arrives ends the step with a record that names the stage, whatever it is and
-// at every number of rows that has kernels of its own. Not every block has work in every stage, and
-// nobody waits for one that has none. On a rank of four and of one row block 31 attends to the
-// newest keys, which are always chosen, and block 40 merges.
+// at every number of rows that has kernels of its own, and at two. Not every block has work in
+// every stage, and nobody waits for one that has none. On a rank of four and of one row block 31
+// attends to the newest keys, which are always chosen, and block 40 merges.
 class M3Stall : public testing::TestWithParam<std::tuple<int, int>> {};
 TEST_P(M3Stall, StalledBlockIsReported) {
   if (no_device()) GTEST_SKIP() << "no CUDA device";

@@ -21,9 +21,9 @@ inline constexpr int kMaxHidden = 6144;
 inline constexpr int kMaxRotary = 128;
 inline constexpr int kMaxTopBlocks = 32;
 inline constexpr int kSlotBytes = 12 * 544;  // a slot of the ring: one copy
-inline constexpr int kMaxSlots = 32;         // a lane of a feeding warp each
-inline constexpr int kProjectionParts = 8;   // of the projections' K
-inline constexpr int kRouterParts = 16;      // of a router's K
+inline constexpr int kMaxSlots = 32;  // of the ring at most; each has a lane of a feeding warp
+inline constexpr int kProjectionParts = 8;  // of the projections' K
+inline constexpr int kRouterParts = 16;     // of a router's K
 
 inline constexpr int kPageTokens = 128;
 

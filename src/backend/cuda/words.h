@@ -21,21 +21,23 @@ inline constexpr int kMaximaWords = kPartialWords + kWordUnits * 16 * 64;  // [u
 // [index head][group / 2]: two values, each with its tag.
 inline constexpr int kScoreWords = kMaximaWords + kWordUnits * 16;
 static_assert(kWordKvHeads * kWordChunks <= kWordUnits);
-inline constexpr int kQueryWords = kScoreWords + kWordKvHeads * kWordGroups / 2;  // [head][32] of
-                                                                                  // dims 32 apart
+// [head][32] of dims 32 apart.
+inline constexpr int kQueryWords = kScoreWords + kWordKvHeads * kWordGroups / 2;
 // [slot][width / 4] of 4, of the experts of all rows.
 inline constexpr int kMidWords = kQueryWords + kWordHeads * 32;
-inline constexpr int kWordSlots = 5 * kWordRows;
+inline constexpr int kWordSlots = 5 * kWordRows;  // four chosen experts and the shared one
 
 // Of each row, kRowWords apart.
 inline constexpr int kHiddenWords = kMidWords + kWordSlots * 3072 / 4;  // [hidden / 4] of 4 BF16
 inline constexpr int kMiddleWords = kHiddenWords + 6144 / 4;            // the same
 inline constexpr int kAttendedWords = kMiddleWords + 6144 / 4;          // [head][dim / 4] of 4
-inline constexpr int kRouterWords = kAttendedWords + kWordHeads * 32;  // [part][group][8] of 2 rows
-inline constexpr int kProjectedWords = kRouterWords + 16 * 8 * 8;      // [part][group][8] of 2 rows
+// [part][group][8] of 2 rows of the matrix, both; a router's of one row alone.
+inline constexpr int kRouterWords = kAttendedWords + kWordHeads * 32;
+inline constexpr int kProjectedWords = kRouterWords + 16 * 8 * 8;
 inline constexpr int kRowWords = kProjectedWords + 8 * kWordProjected / 2 - kHiddenWords;
 
-// What a step of so many rows uses.
+// What a launch for up to so many rows clears. Several rows use neither the regions of one row
+// alone nor kRouterWords.
 inline constexpr int words_of(int rows) { return kHiddenWords + rows * kRowWords; }
 inline constexpr int kAllWords = words_of(kWordRows);
 

@@ -309,7 +309,7 @@ __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
                                                                 : scaled_bf16(attended);
 }
 template <bool WORDS>
-__device__ __forceinline__ void merge_heads(Context& c) {
+__device__ __forceinline__ void merge_stage(Context& c) {
   constexpr int kQuarters = 4;
   const int block = c.block - first_to_merge(kM3 || c.layer().sparse != 0);
   if (block < 0) return;
@@ -319,6 +319,5 @@ __device__ __forceinline__ void merge_heads(Context& c) {
     merge_head<WORDS>(c, task, c.warp % kQuarters);
   }
 }
-__device__ __forceinline__ void merge_stage(Context& c) { merge_heads<false>(c); }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

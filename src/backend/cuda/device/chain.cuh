@@ -1,7 +1,9 @@
 // The kernel: any run of stages over any run of layers. The native chain launches it once per
 // stage; the fused path launches it once for all layers, cooperatively, with hand-offs between
 // stages. Both run the same stage functions, so both compute the same bits; but for one row of
-// MiniMax-M3, whose fused kernel has stages of its own (row_*.cuh) that add in the same order.
+// MiniMax-M3, whose fused kernel has stages of its own (row_*.cuh) that add in the same order. That
+// for two to four rows runs the stages of any step, which take and leave words there
+// (few_rows.cuh).
 #pragma once
 
 #include <cstddef>
@@ -152,8 +154,9 @@ __device__ __forceinline__ void fetch_next_layer(Context& c) {
   __syncwarp();
   prefetch_layer(c, layer);
 }
+template <bool WORDS>
 __device__ __forceinline__ void heads_and_next(Context& c) {
-  heads_stage(c);
+  heads_stage<WORDS>(c);
   fetch_next_layer(c);
 }
 __device__ __forceinline__ void input_norm_stage(Context& c) {
@@ -166,14 +169,6 @@ inline constexpr bool kRoutesBeside = kM3 && kOnePass;
 __device__ __forceinline__ void gate_up_in_step(Context& c) {
   gate_up_half<kRoutesBeside, kFewRows>(c);
 }
-__device__ __forceinline__ void few_qkv(Context& c) { projections<true>(c); }
-__device__ __forceinline__ void few_heads_and_next(Context& c) {
-  heads_of_step<true>(c);
-  fetch_next_layer(c);
-}
-__device__ __forceinline__ void few_merge(Context& c) { merge_heads<true>(c); }
-__device__ __forceinline__ void few_output(Context& c) { output_projection<true>(c); }
-__device__ __forceinline__ void few_down(Context& c) { down_projection<true>(c); }
 
 // Gate and up of a layer: the shared expert needs no routing and comes first. One copy of the code
 // serves both. False once the block gave up.
@@ -204,11 +199,11 @@ __device__ __forceinline__ bool gate_up_of_layer(int l) {
 __device__ __forceinline__ bool few_rows_layer(int l) {
   const int block = block_of_rank();
   change_state([&](State& state) { state.layers_done = l - shared().params.first_layer; });
-  run<few_qkv>();
+  run<qkv_stage<true> >();
   mark_end(l, kQkv);
   sync();  // whoever still reads x
   start_keys(open_context(own_state()));
-  run<few_heads_and_next>();
+  run<heads_and_next<true> >();
   arrive(l, kHeads);
   if (block < arrivals(kAttend)) {
     if (!wait_for(l, kHeads, kAttend)) return false;
@@ -218,15 +213,15 @@ __device__ __forceinline__ bool few_rows_layer(int l) {
   const int merging = block - first_to_merge(true);
   if (merging >= 0 && merging < arrivals(kMerge)) {
     if (!wait_for(l, kAttend, kMerge)) return false;
-    run<few_merge>();
+    run<merge_stage<true> >();
     mark_end(l, kMerge);
   }
-  run<few_output>();
+  run<output_stage<true> >();
   mark_end(l, kOutput);
   run<router_in_step>();
   if (!gate_up_of_layer(l)) return false;
   mark_end(l, kGateUp);
-  run<few_down>();
+  run<down_stage<true> >();
   mark_end(l, kDown);
   // One answer for all warps: one that is ahead may give up in the next layer before another one
   // has looked.
@@ -254,11 +249,11 @@ __device__ __forceinline__ bool fused_layer(int l) {
   } else if (!wait_for(l - 1, kDown, kQkv)) {
     return false;
   }
-  run<qkv_stage>();
+  run<qkv_stage<false> >();
   arrive(l, kQkv);
   if (kStagesKeys) start_keys(open_context(own_state()));
   if (!wait_for(l, kQkv, kHeads)) return false;
-  run<heads_and_next>();
+  run<heads_and_next<false> >();
   arrive(l, kHeads);
   if (block < arrivals(kAttend)) {
     if (!wait_for(l, kHeads, kAttend)) return false;
@@ -268,11 +263,11 @@ __device__ __forceinline__ bool fused_layer(int l) {
   const int merging = block - first_to_merge(true);
   if (merging >= 0 && merging < arrivals(kMerge)) {
     if (!wait_for(l, kAttend, kMerge)) return false;
-    run<merge_stage>();
+    run<merge_stage<false> >();
     arrive(l, kMerge);
   }
   if (!wait_for(l, kMerge, kOutput)) return false;
-  run<output_stage>();
+  run<output_stage<false> >();
   arrive(l, kOutput);
   if (normed) {
     if (block < arrivals(kPostNorm)) {
@@ -291,7 +286,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
   if (!gate_up_of_layer(l)) return false;
   arrive(l, kGateUp);
   if (!wait_for(l, kGateUp, kDown)) return false;
-  run<down_stage>();
+  run<down_stage<false> >();
   arrive(l, kDown);
   return true;
 }
@@ -350,14 +345,14 @@ __global__ void __launch_bounds__(kBlockThreads, 1) chain(const __grid_constant_
   }
   Context c = open_context(own_state());
   if (has(kEmbed)) embed_stage(c);
-  if (has(kQkv)) qkv_stage(c);
+  if (has(kQkv)) qkv_stage<false>(c);
   if (has(kHeads)) {
     if (kStagesKeys) start_keys(c);
-    heads_stage(c);
+    heads_stage<false>(c);
   }
   if (has(kAttend)) attend_stage(c);
-  if (has(kMerge)) merge_stage(c);
-  if (has(kOutput)) output_stage(c);
+  if (has(kMerge)) merge_stage<false>(c);
+  if (has(kOutput)) output_stage<false>(c);
   if (has(kRouter)) router_stage(c);
   if (has(kGateUp)) {
 #pragma unroll 1
@@ -365,7 +360,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) chain(const __grid_constant_
   }
   if (has(kDown)) {
     load_table(c);
-    down_stage(c);
+    down_stage<false>(c);
   }
   if (has(kHead)) head_stage(c);
 }

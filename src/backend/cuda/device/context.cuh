@@ -131,7 +131,8 @@ inline constexpr int kRoutingThreads = kRoutingWarps * 32;
 __device__ __forceinline__ void sync_routing() {
   asm volatile("bar.sync 2, %0;" ::"n"(kRoutingThreads) : "memory");
 }
-// The same, and whether any thread said so.
+// The same, and whether any thread said so. `bar`, not `barrier`: whole warps come, so the compiler
+// makes no path for parts of one.
 template <int BARRIER, int THREADS>
 __device__ __forceinline__ bool meet_or(bool own) {
   std::uint32_t any = 0;

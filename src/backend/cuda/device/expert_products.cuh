@@ -36,7 +36,7 @@ __device__ __forceinline__ void expert_products(Context& c, const Run& run, int 
   const int mask = (1 << run.log_items) - 1;
   const int round = c.p.round;
   const int mine = c.warp < round ? (c.warp - c.turn) & (round - 1) : kWarps;
-  // A round has no more items than the ring slots.
+  // A round has no more items than the ring has slots.
   const auto wrap = [&](int& slot, std::uint32_t& wraps) {
     if (slot >= c.slots) slot -= c.slots, ++wraps;
   };

@@ -39,6 +39,7 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
   const int slots = s.params.slots;
   const int round = s.params.round;
   const int own_slot = fed_slot();
+  // Each feeding warp counts its own.
   const int cap = max(
       1, (passes == Passes::kExperts ? s.params.in_flight : s.params.known_in_flight) / kFeeders);
   const int item_bytes = span * m.tiles * m.tile_bytes;
@@ -172,11 +173,11 @@ __device__ __forceinline__ void feed_down_run(Feed& f, const Run& run, const Lay
   feed_run(f, run, part == 0 ? Passes::kExperts : Passes::kSame, layer.down_stride,
            DownKind::span(run.m), DownKind::chunks(run.m));
 }
-// `WORDS`: the fused kernel for one row, whose experts meet in one batch of some row groups.
-template <bool WORDS>
+// `ONE_ROW`: the fused kernel for one row, whose experts meet in one batch of some row groups.
+template <bool ONE_ROW>
 __device__ __noinline__ void feed_down(Feed& f, const Layer& layer) {
   const Shared& s = shared();
-  if constexpr (WORDS) {
+  if constexpr (ONE_ROW) {
     const int together = down_groups_of_row(s.params, layer, s.table);
     const Share mine(layer.down.row_groups, block_of_rank(), blocks_of_rank());
 #pragma unroll 1

@@ -1,5 +1,6 @@
-// What the fused kernel for two to four rows of MiniMax-M3 takes from words and hands over as
-// words: its stages are those of any step but for where values come from and go to.
+// What fused kernels of MiniMax-M3 take from words into shared memory: that for two to four rows,
+// whose stages are those of any step but for where values come from and go to, and take_columns()
+// that for one.
 #pragma once
 
 #include "backend/cuda/device/hand_off.cuh"
@@ -8,11 +9,11 @@
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
-// The step's rows, from words of a region of the stage that makes them. Nobody reads x any more
-// once all warps have taken them.
-__device__ __noinline__ void stage_rows_of_words(const Matrix& m, int region,
-                                                 const std::uint16_t* weight, std::uint32_t tag,
-                                                 int layer, int made_by, int stage) {
+// The step's rows, normed, from words of a region of the stage that makes them. Nobody reads x any
+// more once all warps have taken them.
+__device__ __noinline__ void stage_norms_of_words(const Matrix& m, int region,
+                                                  const std::uint16_t* weight, std::uint32_t tag,
+                                                  int layer, int made_by, int stage) {
   const int n = rows_of(shared().step);
   norm_in_registers(
       [&](int first, NormRows& v) {

@@ -69,8 +69,8 @@ __device__ __forceinline__ void wait_landed(int slot, std::uint32_t wraps) {
   }
 }
 
-// Until that copy has been used, or this block gave up. A barrier tells only even phases from odd
-// ones, but a later use needs a later copy.
+// Until the copy that fills a slot for the `wraps`-th time has been used, or this block gave up. A
+// barrier tells only even phases from odd ones, but a later use needs a later copy.
 __device__ __forceinline__ void wait_released(int slot, std::uint32_t wraps) {
   const Shared& s = shared();
   while (!mbarrier_test(shared_address(&s.empty[slot]), wraps & 1) &&
@@ -243,8 +243,8 @@ __device__ __forceinline__ float* red_half(const Context& c) {
   return c.red + c.half * (red_entries_of(c.p) * 16 * red_columns_of(c.p));
 }
 // `more`: added to what is kept.
-__device__ __forceinline__ void keep_sums(const Context& c, float* red, int entry, bool more,
-                                          float4 v) {
+__device__ __forceinline__ void keep_sums(const Context& c, float* red, int entry, float4 v,
+                                          bool more = false) {
   const int width = red_columns_of(c.p);
   const int at = 2 * (c.lane & 3);
   if (at >= width) return;
@@ -296,14 +296,14 @@ __device__ __forceinline__ void share_product(Context& c, const Matrix& m, int c
           c, run, first, count, [&](int) { return both; },
           [&](int unit, int part, const WideSums& v) {
             const int entry = (unit - first) * 2 * parts + part;
-            keep_sums(c, red, entry, false, v.low);
-            keep_sums(c, red, entry + parts, false, v.high);
+            keep_sums(c, red, entry, v.low);
+            keep_sums(c, red, entry + parts, v.high);
           });
     } else {
       item_products<K>(
           c, run, first, count, [&](int) { return x; },
           [&](int unit, int part, float4 v) {
-            keep_sums(c, red, (unit - first) * parts + part, false, v);
+            keep_sums(c, red, (unit - first) * parts + part, v);
           });
     }
     sync(c);

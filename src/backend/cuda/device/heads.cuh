@@ -321,7 +321,7 @@ __device__ __forceinline__ void score_tasks(const Context& c, int first_row,
 // this step lies in its run (several blocks may store the same bytes), so scoring waits for no
 // other block. `WORDS`: the projections are words.
 template <bool WORDS>
-__device__ __forceinline__ void heads_of_step(Context& c) {
+__device__ __forceinline__ void heads_stage(Context& c) {
   const Shape& s = c.p.shape;
   const Layer& layer = c.layer();
   const StepRows& step = c.step();
@@ -411,7 +411,5 @@ __device__ __forceinline__ void heads_of_step(Context& c) {
     }
   }
 }
-
-__device__ __forceinline__ void heads_stage(Context& c) { heads_of_step<false>(c); }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

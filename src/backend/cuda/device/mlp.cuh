@@ -82,10 +82,10 @@ __device__ __forceinline__ void arrive_batch(const Context& c, std::uint64_t (&b
 }
 
 // Sums of gate and up, then the activation, for a run of units. products(first, units, store) makes
-// sums of some and store(which of theirs, whether to add them to those of part 0, sums)s them;
-// outputs(first, units, red, wait) takes them after wait(), one batch late: sums of two batches lie
-// side by side. So warps wait for the slowest of a batch only if they make its outputs, and for
-// those of the batch before last before they store.
+// sums of some and calls store(which of them, part, sums) for each: what comes above part 0 is
+// added to it. outputs(first, units, red, wait) takes them after wait(), one batch late: sums of
+// two batches lie side by side. So warps wait for the slowest of a batch only if they make its
+// outputs, and for those of the batch before last before they store.
 template <typename P, typename O>
 __device__ __forceinline__ void gate_up_batches(Context& c, const Run& run, P&& products,
                                                 O&& outputs) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void gate_up_batches(Context& c, const Run& run, P&& 
       float* red = red_of(c, c.batches);
       products(first, min(run.batch, run.units - first), [&](int entry, int part, float4 v) {
         if (part == 0) wait_batch(c, c.s.red_free, c.batches - 2);
-        keep_sums(c, red, entry, part > 0, v);
+        keep_sums(c, red, entry, v, part > 0);
       });
       // A warp without an item must not be two batches ahead either.
       wait_batch(c, c.s.red_free, c.batches - 2);
@@ -186,7 +186,7 @@ __device__ __forceinline__ void route_beside_shared(Context& c) {
   static_assert(!kM3 || !kOnePass || (kMostRows <= kRoutingWarps && kMostRows * 4 <= 32));
   const int warp = routing_warp(c);
   if (warp < 0) return;
-  if (warp == 0 && c.lane == 0) poll_arrivals(c.p.first_layer + c.layers_done, kRouter);
+  if (warp == 0 && c.lane == 0) poll_arrivals(layer_of(c), kRouter);
   __syncwarp();
   if (sync_routing_or(c.s.abort != 0)) return;
   if (warp < c.rows()) route_row(c, warp);
@@ -433,12 +433,14 @@ __device__ __forceinline__ void down_rows(Context& c) {
   int staged = -1;     // the first pass whose rows are
   down_batches(c.p, layer, t, c.lane, c.block, c.blocks, [&](const DownBatch& batch) {
     if (staged >= 0) sync(c);  // whoever still reads rows or products
-    if constexpr (WORDS) {
-      if (staged != batch.first) stage_mid_of_words(c, batch, row_bytes);
-      if (staged < 0 && c.thread == 0) stamp(layer_of(c), kDown, 0);
-    } else {
-      if (staged != batch.first) stage_mid(c, batch, row_bytes, routed_end);
+    if (staged != batch.first) {
+      if constexpr (WORDS) {
+        stage_mid_of_words(c, batch, row_bytes);
+      } else {
+        stage_mid(c, batch, row_bytes, routed_end);
+      }
     }
+    if (WORDS && staged < 0 && c.thread == 0) stamp(layer_of(c), kDown, 0);
     staged = batch.first;
     auto* products = reinterpret_cast<float*>(end - batch.sums);
     down_products(c, batch, row_bytes, products);
@@ -447,7 +449,7 @@ __device__ __forceinline__ void down_rows(Context& c) {
 }
 
 template <bool WORDS>
-__device__ __forceinline__ void down_projection(Context& c) {
+__device__ __forceinline__ void down_stage(Context& c) {
   const Layer& layer = c.layer();
   if (has_peers() && !may_exchange(kMlpSite, layer_of(c), kDown)) return;
   down_rows<WORDS>(c);
@@ -457,6 +459,5 @@ __device__ __forceinline__ void down_projection(Context& c) {
                          tag_of(c));
   }
 }
-__device__ __forceinline__ void down_stage(Context& c) { down_projection<false>(c); }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/device/exchange.cuh"
 #include "backend/cuda/device/few_rows.cuh"
+#include "backend/cuda/device/hand_off.cuh"
 #include "backend/cuda/device/route.cuh"
 #include "backend/cuda/device/rows.cuh"
 
@@ -117,13 +118,13 @@ __device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, P&&
 // Query, key and value of a layer. `WORDS`: from words, unless this is a run's first layer, and as
 // words.
 template <bool WORDS>
-__device__ __forceinline__ void projections(Context& c) {
+__device__ __forceinline__ void qkv_stage(Context& c) {
   const Matrix& m = c.layer().qkv;
   const bool stalled = WORDS && is_stalled(kQkv);
   const auto put = [&](int part, int row_of_step, int row, float low, float high) {
     if constexpr (WORDS) {
       if (stalled) return;
-      // Of 16 rows the first 8 come here.
+      // `row` is among the first 8 of its group; the word also holds the sum of the one 8 on.
       store_words(words_at(kProjectedWords, row_of_step) +
                       ((part * m.row_groups + (row >> 4)) * 8 + (row & 7)),
                   {__float_as_uint(low), __float_as_uint(high), 0, tag_of(c)});
@@ -144,8 +145,8 @@ __device__ __forceinline__ void projections(Context& c) {
     const int n = min(kColumns, c.rows() - first);
     const int own = c.lane >> 2;
     if (WORDS && c.layers_done > 0) {
-      stage_rows_of_words(m, kHiddenWords, c.layer().input_norm, tag_of(c) - 1, layer_of(c) - 1,
-                          kDown, kQkv);
+      stage_norms_of_words(m, kHiddenWords, c.layer().input_norm, tag_of(c) - 1, layer_of(c) - 1,
+                           kDown, kQkv);
     } else {
       if (WORDS && c.thread == 0) stamp(layer_of(c), kQkv, 0);
       stage_normed(c, m, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr});
@@ -158,12 +159,11 @@ __device__ __forceinline__ void projections(Context& c) {
         [] {});
   }
 }
-__device__ __forceinline__ void qkv_stage(Context& c) { projections<false>(c); }
 
 // hidden + BF16(sum), rounded: the stream after attention. With peers, the sum of all ranks.
 // `WORDS`: from words and as words.
 template <bool WORDS>
-__device__ __forceinline__ void output_projection(Context& c) {
+__device__ __forceinline__ void output_stage(Context& c) {
   const Matrix& m = c.layer().o;
   const Layout layout(m);
   const int hidden = hidden_of(c.p.shape);
@@ -224,7 +224,6 @@ __device__ __forceinline__ void output_projection(Context& c) {
   if (has_peers())
     collect_share<WORDS>(kAttentionSite, layer, kOutput, m.row_groups, m.row_scale, tag_of(c));
 }
-__device__ __forceinline__ void output_stage(Context& c) { output_projection<false>(c); }
 
 // Partial logits. In the fused kernel and up to eight rows a warp hands over its own: the others go
 // on with the shared expert, whose part of the table is made here; the routed part beside it.
@@ -248,8 +247,8 @@ __device__ __forceinline__ void router_products(Context& c) {
     const int n = min(kColumns, c.rows() - first);
     const int own = c.lane >> 2;
     if constexpr (WORDS) {
-      stage_rows_of_words(m, kMiddleWords, c.layer().post_norm, tag_of(c), layer_of(c), kOutput,
-                          kRouter);
+      stage_norms_of_words(m, kMiddleWords, c.layer().post_norm, tag_of(c), layer_of(c), kOutput,
+                           kRouter);
     } else {
       stage_normed(c, m, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr});
     }

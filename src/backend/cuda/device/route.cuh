@@ -104,7 +104,7 @@ __device__ __forceinline__ void route_row(Context& c, int row) {
 }
 
 // The shared expert's part of the table: known before any routing, once all feeding warps have
-// read the last layer's.
+// read the previous layer's.
 __device__ __forceinline__ void share_table(Context& c) {
 #pragma unroll
   for (int i = 0; i < kFeeders; ++i) {

@@ -66,9 +66,7 @@ __device__ __forceinline__ void row_product(Context& c, const Matrix& m, F&& y) 
     float* red = red_half(c);
     item_products<K>(
         c, run, first, count, [&](int) { return x; },
-        [&](int unit, int part, float4 v) {
-          keep_sums(c, red, (unit - first) * parts + part, false, v);
-        });
+        [&](int unit, int part, float4 v) { keep_sums(c, red, (unit - first) * parts + part, v); });
     sync(c);
     c.half ^= 1;
     const int total = count * 16 * parts;
