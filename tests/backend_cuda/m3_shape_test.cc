@@ -87,6 +87,16 @@ TEST(M3Shape, EverySizeIsCompared) {
   }
 }
 
+// Blocks add to the columns of the stream that are theirs in both stages.
+TEST(M3Shape, OtherNumbersOfRowsAreForTheOtherKernels) {
+  for (Matrix Layer::*matrix : {&Layer::o, &Layer::down, &Layer::shared_down}) {
+    Layer layer = layer_of({});
+    const Matrix& m = layer.*matrix;
+    layer.*matrix = describe(m.format, std::int64_t{16} * m.row_groups + 16, m.cols, m.parts);
+    EXPECT_EQ(m3_refusal(shape_of({}), layer), "o or down does not have hidden_size rows");
+  }
+}
+
 TEST(M3Shape, OtherFormatsAreForTheOtherKernels) {
   const Shape shape = shape_of({});
   for (Matrix Layer::*matrix : {&Layer::qkv, &Layer::o, &Layer::router, &Layer::gate_up,

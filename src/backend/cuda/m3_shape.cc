@@ -52,6 +52,10 @@ std::string m3_refusal(const Shape& s, const Layer& l) {
   if (!is_mlp(l.gate_up, l.down)) return "the experts' weights are not MXFP4 of M3's shape";
   if (!is_mlp(l.shared_gate_up, l.shared_down))
     return "the shared expert's weights are not MXFP4 of M3's shape";
+  // A block takes the same columns of the stream in both stages that add to it (device/words.cuh).
+  for (const Matrix* m : {&l.o, &l.down, &l.shared_down}) {
+    if (m->row_groups * 16 != s.hidden) return "o or down does not have hidden_size rows";
+  }
   return {};
 }
 

@@ -70,7 +70,8 @@ __device__ __forceinline__ void wait_landed(int slot, std::uint32_t wraps) {
 }
 
 // Until the copy that fills a slot for the `wraps`-th time has been used, or this block gave up. A
-// barrier tells only even phases from odd ones, but a later use needs a later copy.
+// barrier tells only even phases from odd ones, but a later use needs a later copy; while the copy
+// before is in use it does not wait at all.
 __device__ __forceinline__ void wait_released(int slot, std::uint32_t wraps) {
   const Shared& s = shared();
   while (!mbarrier_test(shared_address(&s.empty[slot]), wraps & 1) &&
