@@ -5,9 +5,10 @@
 //
 // One copy of each word is enough: before a block can store a word of the next layer it has taken
 // the whole stream that enters that layer, to which every block has contributed after it took
-// everything it takes in this one. Nor does anything else that a block leaves for others need more:
-// by then whoever reads it has. The stream itself, outside words, is read only by the block that
-// wrote it: output and down give a block the same columns (m3_shape.cc asks for it).
+// everything it takes in this one. The same holds for what blocks leave for
+// each other as plain data and count: whoever reads it has done so by then. The stream itself,
+// outside words, is read only by the block that wrote it: output and down give a block the same
+// columns (m3_shape.cc asks for it).
 #pragma once
 
 #include "backend/cuda/device/give_up.cuh"
