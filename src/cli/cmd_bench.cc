@@ -186,44 +186,44 @@ void add_bench(Program& program) {
   f.text(app, "--threads", flags->thread_list, "Thread counts; 0: one per physical core");
   f.text(app, "--prefill", flags->prefills, "Prompt lengths, comma separated");
   f.integer(app, "--repeats", flags->repeats, 1, 100000, "Timed steps; medians are reported");
-  f.text(app, "--timeline", flags->timeline,
-         "layer: SVG file of one fused step, stages over workers");
+  f.text(app, "--timeline", flags->timeline, "SVG file of one fused step, stages over workers");
   f.folder(app, "--draft", flags->draft,
-           "speculation: folder or cached name; the embedded model's own if left out");
-  f.text(app, "--guesses", flags->guesses, "speculation: guesses of a step, comma separated");
-  f.file(app, "--prompts", flags->prompts,
-         "speculation: a question a line, instead of built-in ones");
-  f.integer(app, "--max-tokens", flags->max_tokens, 2, 1 << 20, "speculation: of an answer");
+           "Folder or cached name; the embedded model's own if left out");
+  f.text(app, "--guesses", flags->guesses, "Guesses of a step, comma separated");
+  f.file(app, "--prompts", flags->prompts, "A question a line, instead of built-in ones");
+  f.integer(app, "--max-tokens", flags->max_tokens, 2, 1 << 20, "Tokens of an answer");
   server::ServeBenchOptions& s = flags->serve;
   s.model = "nano";
-  f.text(app, "--host", s.host, "serve: where the server is");
-  f.integer(app, "--port", s.port, 1, 65535, "serve: its port");
-  f.text(app, "--served-model-name", s.model, "serve: the name it knows");
-  f.text(app, "--api-key", s.api_key, "serve: what it wants to see");
-  f.integer(app, "--requests", s.requests, 1, 1 << 24, "serve: how many");
-  f.integer(app, "--concurrency", s.concurrency, 1, 4096, "serve: streams at once");
+  f.text(app, "--host", s.host, "Where the server is");
+  f.integer(app, "--port", s.port, 1, 65535, "Port of the server");
+  f.text(app, "--served-model-name", s.model, "Name of the model there");
+  f.text(app, "--api-key", s.api_key, "Key of the server");
+  f.integer(app, "--requests", s.requests, 1, 1 << 24, "Requests in all");
+  f.integer(app, "--concurrency", s.concurrency, 1, 4096, "Streams at once");
   f.real(app, "--rate", s.rate, 0, 1e6, false,
-         "serve: requests a second, at random intervals; 0: each stream asks again when answered");
-  f.integer(app, "--prompt-tokens", s.prompt_tokens, 1, 1 << 24, "serve: random ids of a prompt");
-  f.integer(app, "--output-tokens", s.max_tokens, 1, 1 << 24, "serve: tokens of an answer");
-  f.integer(app, "--vocab", s.vocab, 1, 1 << 24, "serve: random ids are below it");
+         "Requests a second, at random intervals; 0: each stream asks again when answered");
+  f.integer(app, "--prompt-tokens", s.prompt_tokens, 1, 1 << 24, "Random ids of a prompt");
+  f.integer(app, "--output-tokens", s.max_tokens, 1, 1 << 24, "Tokens of an answer");
+  f.integer(app, "--vocab", s.vocab, 1, 1 << 24, "Random ids are below this");
   f.real(app, "--timeout", s.timeout_seconds, 0.001, 1e6, false,
-         "serve: seconds after which a request that stands still has failed");
-  f.seed(app, "--seed", s.seed, "serve: of prompts and intervals");
-  f.text(app, "--svg", flags->svg, "serve: picture of the run");
+         "Seconds after which a request that stands still has failed");
+  f.seed(app, "--seed", s.seed, "Of prompts and intervals");
+  f.text(app, "--svg", flags->svg, "Picture of the run");
   f.toggle(app, "--json", flags->json, "Print JSON");
   flags->run.add(f, app, {"auto", "native", "mono"}, /*threads_flag=*/false);
   flags->ranks_set = app.get_option("--tensor-parallel-size");
-  f.integer(app, "--dense-layers", flags->dense_layers, 0, 60,
-            "step on cuda: dense layers of the random model");
+  f.integer(app, "--dense-layers", flags->dense_layers, 0, 60, "Dense layers of the random model");
   f.integer(app, "--sparse-layers", flags->sparse_layers, 1, 60,
-            "step and layer on cuda: its sparse layers");
-  f.integer(app, "--query", flags->query, 1, 8,
-            "step and layer on cuda: rows of a sequence, its last tokens");
-  f.choice(app, "--router-dtype", flags->router_dtype, {"bf16", "f32"},
-           "step and layer on cuda: element type of routers");
+            "Sparse layers of the random model");
+  f.integer(app, "--query", flags->query, 1, 8, "Rows of a sequence, its last tokens");
+  f.choice(app, "--router-dtype", flags->router_dtype, {"bf16", "f32"}, "Element type of routers");
   f.toggle(app, "--every-rank", flags->every_rank,
-           "step and layer on cuda: every rank on a device of its own, not one for all");
+           "Every rank on a device of its own, not one for all");
+  // Help lists them by what they are for.
+  for (CLI::Option* option : app.get_options()) {
+    const auto kinds = kinds_of_flags().find(option->get_name());
+    if (kinds != kinds_of_flags().end()) option->group("Options of bench " + kinds->second);
+  }
 }
 
 }  // namespace monolayer::cli

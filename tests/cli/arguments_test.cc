@@ -132,6 +132,21 @@ TEST(Help, IsOnStdoutWithExitCodeZero) {
   EXPECT_EQ(run_cli({"--version"}).out.rfind("monolayer ", 0), 0U);
 }
 
+TEST(Help, OfBenchTellsWhatEachFlagIsFor) {
+  const std::string help = run_cli({"bench", "--help"}).out;
+  const auto group_of = [&](const std::string& flag) {
+    const std::size_t at = help.find("  " + flag + " ");
+    const std::size_t group = help.rfind("Options", at);
+    return at == std::string::npos ? "no such flag"
+                                   : help.substr(group, help.find(':', group) - group);
+  };
+  EXPECT_EQ(group_of("--json"), "Options");
+  EXPECT_EQ(group_of("--port"), "Options of bench serve");
+  EXPECT_EQ(group_of("--guesses"), "Options of bench speculation");
+  EXPECT_EQ(group_of("--timeline"), "Options of bench layer");
+  EXPECT_EQ(group_of("--dense-layers"), "Options of bench step on cuda");
+}
+
 TEST(Output, AFullDiskBehindStdoutIsAnError) {
   const Outcome outcome = run_cli({"completion", "bash"}, {.stdout_path = "/dev/full"});
   EXPECT_EQ(not_one_error(outcome, {"standard output"}), "");
