@@ -63,7 +63,7 @@ ApiResult<Json> parse_body(std::string_view text, int most_nested) {
   } catch (const Json::parse_error& error) {
     return bad_field("body", "is not JSON at byte " + std::to_string(error.byte));
   } catch (const Json::exception& error) {
-    // Behind the library's own number for it: a number that no double holds.
+    // Such as a number that no double holds; without the library's own code for it.
     const std::string_view what = error.what();
     const std::size_t prefix = what.find("] ");
     return bad_field("body", "is not usable JSON: " +
