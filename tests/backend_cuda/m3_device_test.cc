@@ -121,9 +121,10 @@ struct Tally {
   }
 };
 
-// 14,848: the longest whose blocks are all attended to by one row on a rank of four.
-constexpr std::int64_t kContexts[] = {1,    127,  128,   129,   2047,  2048,
-                                      2049, 8192, 14848, 14849, 131072};
+// 14,848: the longest whose blocks are all attended to by one row on a rank of four. Beyond 24,576
+// tokens of more than 8 rows and 32,768 of fewer blocks are chosen otherwise (select.cuh).
+constexpr std::int64_t kContexts[] = {1,     127,   128,   129,   2047,  2048,  2049,  8192,
+                                      14848, 14849, 24576, 24577, 32768, 32769, 131072};
 
 class M3Device : public testing::TestWithParam<int> {
  protected:
@@ -222,8 +223,9 @@ TEST_P(M3Device, OneRowAtEveryEdge) {
     M3Chain chain(stand_in(), 3, 2, longest);
     ASSERT_TRUE(chain.ok());
     ASSERT_TRUE(chain.m3_kernels());
-    for (const std::int64_t context : {1, 15, 16, 17, 127, 128, 129, 2047, 2048, 2049, 2064, 2177,
-                                       8192, 8193, 65535, 65536, 65537, 131072, 1 << 20}) {
+    for (const std::int64_t context :
+         {1,    15,   16,   17,    127,   128,   129,   2047,  2048,   2049,   2064,
+          2177, 8192, 8193, 32768, 32769, 65535, 65536, 65537, 131072, 1 << 20}) {
       if (context > longest || (longest > 131072 && context < longest)) continue;
       for (const std::int64_t sequence : {0, 1}) {
         const std::vector<float> want = chain.logits({sequence}, context, 1, false);
@@ -243,7 +245,7 @@ TEST_P(M3Device, TwoToFourRowsAtEveryEdge) {
   ASSERT_TRUE(chain.ok());
   ASSERT_TRUE(chain.m3_kernels());
   for (const std::int64_t context :
-       {1, 15, 16, 17, 127, 128, 129, 2047, 2048, 2049, 2177, 8193, 65537, 131072}) {
+       {1, 15, 16, 17, 127, 128, 129, 2047, 2048, 2049, 2177, 8193, 32769, 65537, 131072}) {
     for (const auto& [n, query] :
          {std::pair{2, 1}, {3, 1}, {4, 1}, {1, 2}, {1, 3}, {1, 4}, {2, 2}}) {
       if (context < query) continue;

@@ -87,9 +87,6 @@ __device__ __forceinline__ void copy_params(const Params& argument, int rank, Pa
 #ifndef STAGE_INLINE
 #define STAGE_INLINE __noinline__
 #endif
-// By way of shared memory: as an argument and a result it would go through local memory at every
-// call. All lanes of a warp store the same.
-__device__ __forceinline__ const State& own_state() { return shared().states[threadIdx.x / 32]; }
 template <typename F>
 __device__ __forceinline__ void change_state(F&& change) {
   change(shared().states[threadIdx.x / 32]);

@@ -63,6 +63,10 @@ __device__ __forceinline__ unsigned char* memory() {
 
 __device__ __forceinline__ Shared& shared() { return *reinterpret_cast<Shared*>(memory()); }
 
+// A warp's state as its stage found it. By way of shared memory: as an argument and a result of a
+// stage it would go through local memory at every call. All lanes of a warp store the same.
+__device__ __forceinline__ const State& own_state() { return shared().states[threadIdx.x / 32]; }
+
 // Which of this rank's blocks this is, and how many there are: a launch may hold several ranks.
 __device__ __forceinline__ int block_of_rank() { return shared().block; }
 __device__ __forceinline__ int blocks_of_rank() { return shared().blocks; }

@@ -48,6 +48,27 @@ __device__ __forceinline__ std::uint64_t row_block_key(const Context& c, int hea
   return static_cast<std::uint64_t>(min(order_of(best), 0xFFFFFFFDU)) << 32 | tie;
 }
 
+// Keys of blocks whose scores are words.
+struct RowKeys {
+  static constexpr int kTogether = 1;
+  int head;
+  __device__ __forceinline__ std::uint64_t operator()(const Context& c, int block) const {
+    return row_block_key(c, head, block);
+  }
+};
+
+// The block that a chunk of a KV head is.
+__device__ __forceinline__ ChosenBlock choose_row_block(const Context& c, const Team<kWarps>& team,
+                                                        int head, int chunk) {
+  if (scores_are_words(c.step())) return choose_block(c, team, 0, head, chunk, RowKeys{head});
+  const int position = c.step().position[0];
+  const int blocks = position / kPageTokens + 1;
+  return choose_of_many(c, team, head, chunk,
+                        ScoreKeys{c.p.scores + static_cast<std::int64_t>(head) * c.p.score_stride,
+                                  blocks, position / 16},
+                        blocks);
+}
+
 __device__ __forceinline__ void row_attend_stage(Context& c) {
   const Team<kWarps> team(c);
   const RowPlan& plan = row_plan();
@@ -60,9 +81,7 @@ __device__ __forceinline__ void row_attend_stage(Context& c) {
     const uint4* query = words_at(kQueryWords) + (head * 16 + c.warp) * 32 + c.lane;
     uint4 w[1] = {load_words(query)};
     ChosenBlock chosen{plan.own_block, plan.own_page};
-    if (plan.own_block < 0)
-      chosen = choose_block(c, team, 0, head, unit - head * plan.of_head,
-                            [&](int block) { return row_block_key(c, head, block); });
+    if (plan.own_block < 0) chosen = choose_row_block(c, team, head, unit - head * plan.of_head);
     if (w[0].w != tag_of(c)) take(w, tag_of(c), layer_of(c), kHeads, [&](int) { return query; });
     if (c.thread == 0) stamp(layer_of(c), kAttend, 0);
     team.sync();  // whoever still scores keys, or reads the scratch
@@ -161,8 +180,7 @@ __device__ __forceinline__ void merge_row_head(Context& c, int task, int quarter
 __device__ __forceinline__ const std::int32_t* choose_for_merge(const Context& c, int kv_head) {
   const Team<kWarps> team(c);
   const int blocks = row_plan().of_head;
-  const std::uint32_t* chosen =
-      rank_blocks(c, team, 0, blocks, [&](int block) { return row_block_key(c, kv_head, block); });
+  const std::uint32_t* chosen = rank_blocks(c, team, 0, blocks, RowKeys{kv_head});
   std::int32_t* const ids = pages_of(choice_scratch(c, team));
   const int words = (blocks + 31) / 32;
   if (c.warp == 0) store_chosen(c, chosen, words, ids);

@@ -30,12 +30,16 @@ __device__ __forceinline__ bool scores_are_words(const StepRows& step) {
   return step.max_groups <= kWordGroups;
 }
 
-// Keys of a group on their way into shared memory, behind what the projections may still read: in
-// registers they would be waited for before the first call.
+// Where keys of a warp's next group lie. Those of the first warps' first groups are on their way
+// while projections may still be read: behind these. Other warps' lie there once heads are made,
+// behind the index queries; there is no room for the last warp's.
 inline constexpr int kEarlyBegin = (kMaxHidden * 2 + 127) / 128 * 128 + 256;
 inline constexpr int kEarlyWarps = (attention_bytes(128, true) - kEarlyBegin) / kKeyGroupBytes;
+inline constexpr int kKeyWarps = kEarlyWarps + (kEarlyBegin - kIndexQueryBytes) / kKeyGroupBytes;
+static_assert(kKeyWarps == kWarps - 1);
 __device__ __forceinline__ unsigned char* keys_of_warp(const Context& c) {
-  return c.x + kEarlyBegin + (c.warp % kEarlyWarps) * kKeyGroupBytes;
+  return c.x + (c.warp < kEarlyWarps ? kEarlyBegin + c.warp * kKeyGroupBytes
+                                     : kIndexQueryBytes + (c.warp - kEarlyWarps) * kKeyGroupBytes);
 }
 
 // Of the index keys that this block will score in a layer; by one warp.
@@ -234,31 +238,28 @@ __device__ __forceinline__ void row_heads_stage(Context& c) {
   if (!score) return;
   if (c.thread == 0) stamp(layer_of(c), kHeads, 0);
   if (is_stalled(kHeads)) return;
-    // Warps that share a place take turns.
+  // Keys of the next group are on their way while these are scored.
+  const int end = min(mine.end, newest + 1);
+  if (c.warp >= kKeyWarps || first >= end) return;
+  const std::int32_t* pages = table_of(c.p, c.step(), 0);
+  unsigned char* const keys = keys_of_warp(c);
+  if (!early) load_keys(c, first, __ldg(pages + first / 8), keys);
 #pragma unroll 1
-  for (int turn = 0; turn < (kWarps + kEarlyWarps - 1) / kEarlyWarps; ++turn) {
-    if (turn > 0) {
-      if (mine.count() <= kEarlyWarps) break;  // the same for all
-      sync(c);
-    }
-    if (c.warp / kEarlyWarps != turn) continue;
-#pragma unroll 1
-    for (int group = first; group < min(mine.end, newest + 1); group += kWarps) {
-      if (group != first || !early) {
-        __syncwarp();
-        load_keys(c, group, __ldg(table_of(c.p, c.step(), 0) + group / 8), keys_of_warp(c));
+  for (int group = first; group < end; group += kKeyWarps) {
+    const int next = group + kKeyWarps;
+    const std::int64_t page = next < end ? __ldg(pages + next / 8) : 0;
+    wait_copies();
+    __syncwarp();
+    const GroupOfKeys own(c, keys);
+    __syncwarp();
+    if (next < end) load_keys(c, next, page, keys);
+    score_group(c, own, step.position[0] + 1 - group * 16, queries, [&](int head, float score) {
+      if (by_words) {
+        store_value(kScoreWords, head * kWordGroups + group, score, tag_of(c));
+      } else {
+        store_score(c, 0, head, group, score);
       }
-      wait_copies();
-      __syncwarp();
-      score_group(c, GroupOfKeys(c, keys_of_warp(c)), step.position[0] + 1 - group * 16, queries,
-                  [&](int head, float score) {
-                    if (by_words) {
-                      store_value(kScoreWords, head * kWordGroups + group, score, tag_of(c));
-                    } else {
-                      store_score(c, 0, head, group, score);
-                    }
-                  });
-    }
+    });
   }
 }
 
