@@ -301,7 +301,7 @@ __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
   if constexpr (WORDS) {
     if (is_stalled(kMerge)) return;
     hand_over_four(words_at(kAttendedWords, row) + (in_row * 128 + d) / 4,
-                   scaled_half(attended, o.x_scale), tag_of(c));
+                   scaled_half(attended, o.x_scale), c.rehearsal ? 0 : tag_of(c));
     return;
   }
   c.p.attended[static_cast<std::int64_t>(task) * dim + d] = kM3 || o.format == Format::kE4M3Half

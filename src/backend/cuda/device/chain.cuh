@@ -98,6 +98,14 @@ __device__ STAGE_INLINE void run() {
   STAGE(c);
   change_state([&](State& state) { state = c; });
 }
+// A stage before what it reads is there, by blocks that would wait: so that its code is near when
+// it counts. Nobody reads what it stores, which is stored again.
+template <void (*STAGE)(Context&)>
+__device__ __forceinline__ void rehearse() {
+  change_state([](State& state) { state.rehearsal = true; });
+  run<STAGE>();
+  change_state([](State& state) { state.rehearsal = false; });
+}
 #if MONOLAYER_KERNELS_ROWS == 1
 // One sparse layer of the fused kernel for one row, whose stages wait for words; false once the
 // block gave up. A stage that did computes with anything until the end of the layer.
@@ -157,10 +165,10 @@ __device__ __forceinline__ void heads_and_next(Context& c) {
   fetch_next_layer(c);
 }
 __device__ __forceinline__ void input_norm_stage(Context& c) {
-  norm_rows(c, c.layer().qkv, c.p.hidden, c.layer().input_norm);
+  norm_rows(c.layer().qkv, c.p.hidden, c.layer().input_norm);
 }
 __device__ __forceinline__ void post_norm_stage(Context& c) {
-  norm_rows(c, c.layer().router, c.p.middle, c.layer().post_norm);
+  norm_rows(c.layer().router, c.p.middle, c.layer().post_norm);
 }
 inline constexpr bool kRoutesBeside = kM3 && kOnePass;
 __device__ __forceinline__ void gate_up_in_step(Context& c) {
@@ -209,6 +217,7 @@ __device__ __forceinline__ bool few_rows_layer(int l) {
   }
   const int merging = block - first_to_merge(true);
   if (merging >= 0 && merging < arrivals(kMerge)) {
+    rehearse<merge_stage<true> >();
     if (!wait_for(l, kAttend, kMerge)) return false;
     run<merge_stage<true> >();
     mark_end(l, kMerge);

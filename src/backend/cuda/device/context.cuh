@@ -18,6 +18,7 @@ struct alignas(16) State {
   int layers_done;      // of the run; the layer's copy in Shared::layers goes by its parity
   std::int16_t routed;  // which half of gate_up
   bool normed;          // rows come from Params::normed
+  bool rehearsal;       // what a stage reads is not there yet
 };
 static_assert(sizeof(State) == 32);
 

@@ -264,12 +264,21 @@ __device__ __forceinline__ void start_keys(const Context& c) {
   const Share mine = score_share(c);
   const int groups = c.step().max_groups;
   ScoreTask task(mine.begin + c.warp, groups);
-#pragma unroll 1
+  int group[kKeyBuffers];
+  std::int64_t page[kKeyBuffers];  // all asked for before one is waited for; -1: no such task
+#pragma unroll
   for (int k = 0; k < kKeyBuffers; ++k) {
-    if (mine.begin + c.warp + k * kWarps < mine.end && keys_are_old(c, task))
-      start_keys_of(c, task, k);
-    commit_copies();
+    group[k] = task.group;
+    page[k] = -1;
+    if (mine.begin + c.warp + k * kWarps < mine.end && keys_are_old(c, task) &&
+        task.group <= c.step().position[task.row] / 16)
+      page[k] = __ldg(table_of(c.p, c.step(), task.row) + task.group / 8);
     task = task.after(kWarps, groups);
+  }
+#pragma unroll
+  for (int k = 0; k < kKeyBuffers; ++k) {
+    if (page[k] >= 0) load_keys(c, group[k], page[k], key_buffer(c, k));
+    commit_copies();
   }
 }
 // Scores of all tasks of a block, whose first keys were started before its new keys were made.

@@ -283,11 +283,39 @@ __device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int
 __device__ __forceinline__ bool norms_apart() {
   return kM3 && !kOnePass && rows_of(shared().step) > kColumns && blocks_of_rank() >= kRouterParts;
 }
-__device__ __forceinline__ void norm_rows(Context& c, const Matrix& m, const std::uint16_t* from,
-                                          const std::uint16_t* weight) {
+// Not by stage_norm(), which is more code, run by few blocks and so fetched anew in every layer;
+// the same sums and roundings.
+__device__ __noinline__ void norm_rows(const Matrix& m, const std::uint16_t* from,
+                                       const std::uint16_t* weight) {
+  const Context c = open_context({});
+  const int hidden = hidden_of(c.p.shape);
+  const bool half = m.format == Format::kE4M3Half;
+  const auto* scale = reinterpret_cast<const uint2*>(weight) + c.thread;
+  uint2 w[kNormParts];
+#pragma unroll
+  for (int k = 0; k < kNormParts; ++k) w[k] = __ldg(scale + k * kThreads);
 #pragma unroll 1
   for (int row = c.block; row < c.rows(); row += c.blocks) {
-    stage_norm(m, from, weight, 1, Rows{row, nullptr}, c.p.normed);
+    const std::int64_t at = static_cast<std::int64_t>(row) * hidden;
+    const auto* own = reinterpret_cast<const uint2*>(from + at) + c.thread;
+    uint2 v[kNormParts];
+#pragma unroll
+    for (int k = 0; k < kNormParts; ++k) v[k] = __ldcg(own + k * kThreads);
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < kNormParts; ++k) sum = squares(v[k], sum);
+    sum = warp_sum(sum);
+    float* const sums = c.s.sums[row / c.blocks & 1];
+    if (c.lane == 0) sums[c.warp] = sum;
+    sync(c);
+    float total = sums[c.lane % kWarps];
+#pragma unroll
+    for (int d = 1; d < kWarps; d <<= 1) total += __shfl_xor_sync(0xFFFFFFFFU, total, d);
+    const float factor = norm_factor(total, hidden, c.p.shape.eps);
+    auto* const to = reinterpret_cast<uint2*>(c.p.normed + at) + c.thread;
+#pragma unroll
+    for (int k = 0; k < kNormParts; ++k)
+      to[k * kThreads] = staged_by_norm(half, v[k], w[k], factor, m.x_scale);
   }
 }
 // Rows row_of(0..n-1) of `from`, normed, for a product with m.
