@@ -156,7 +156,7 @@ inline constexpr int partial_floats(int group, int head_dim) {
 inline constexpr int value_row_bytes(int head_dim, bool fp8) {
   return head_dim * (fp8 ? 1 : 2) + 16;
 }
-inline constexpr int kAttentionScratch = 16 * (132 * 4 + 136 * 2 + 136 * 2);
+inline constexpr int kAttentionScratch = 16 * 132 * 4 + 2 * 8 * 288 * 2;
 inline constexpr int attention_bytes(int head_dim, bool fp8) {
   return kPageTokens * value_row_bytes(head_dim, fp8) + kAttentionScratch;
 }

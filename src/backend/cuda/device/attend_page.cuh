@@ -6,16 +6,27 @@
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
-// Scratch of one chunk: values, then scores, probabilities and queries.
+// Scratch of one chunk: values, then scores, probabilities and queries. The latter two lie as the
+// tensor cores take them, so that a lane loads a fragment's four registers at once: of heads h and
+// h + 8 two pairs of columns each, side by side.
 inline constexpr int kScoreStride = 132;
-inline constexpr int kProbStride = 136;
-inline constexpr int kQueryStride = 136;
-static_assert(kAttentionScratch == 16 * (kScoreStride * 4 + kProbStride * 2 + kQueryStride * 2));
+inline constexpr int kPairStride = 288;  // of two heads, eight apart
+static_assert(kAttentionScratch == 16 * kScoreStride * 4 + 2 * 8 * kPairStride * 2);
 
-// Where a chunk's queries lie in its scratch: [16][kQueryStride], BF16 scaled.
+// Where a column of a head lies, among those of its pair: of the four-th four columns.
+__device__ __forceinline__ int place_in_pair(int head, int four, int column) {
+  return four * 8 + (column >> 1 & 1) * 4 + (head >> 3) * 2 + (column & 1);
+}
+// The same of dim d of its query: of 32 dims, which lane t of a fragment takes, fours of each lane
+// lie side by side.
+__device__ __forceinline__ int place_of_dim(int head, int d) {
+  return place_in_pair(head, (d >> 2 & 7) * 4 + (d >> 5), d);
+}
+
+// Where a chunk's queries lie in its scratch: [8][kPairStride], BF16 scaled.
 __device__ __forceinline__ std::uint16_t* queries_of(unsigned char* scratch, int value_row) {
   return reinterpret_cast<std::uint16_t*>(scratch + kPageTokens * value_row +
-                                          16 * (kScoreStride * 4 + kProbStride * 2));
+                                          16 * kScoreStride * 4 + 8 * kPairStride * 2);
 }
 
 // Keys [0, keys) of a page: scores, exponentials, weighted values, unnormalised; attend_chunk()'s
@@ -33,7 +44,7 @@ __device__ __forceinline__ void attend_page(const Context& c, const Team<WARPS>&
   const int t = team.lane & 3;
   const std::int64_t base = (page * s.kv_heads + head) * kPageTokens * kDim;
   auto* scores = reinterpret_cast<float*>(scratch + kPageTokens * kValueRow);  // [16][132]
-  auto* probs = reinterpret_cast<std::uint16_t*>(scores + 16 * kScoreStride);  // [16][136]
+  auto* probs = reinterpret_cast<std::uint16_t*>(scores + 16 * kScoreStride);  // [8][288]
   const std::uint16_t* queries = queries_of(scratch, kValueRow);
   uint4 raw[kShare][2];
   const unsigned char* key = c.layer().k_cache + base + (team.warp * 8 + g) * kDim + t * (kDim / 4);
@@ -66,11 +77,11 @@ __device__ __forceinline__ void attend_page(const Context& c, const Team<WARPS>&
       std::uint32_t b[4];
       decode_e4m3_pairs(i % 2 == 0 ? raw[j][i / 2].x : raw[j][i / 2].z, b[0], b[1]);
       decode_e4m3_pairs(i % 2 == 0 ? raw[j][i / 2].y : raw[j][i / 2].w, b[2], b[3]);
-      const std::uint16_t* q = queries + g * kQueryStride + t * (kDim / 4) + 8 * i;
-      const uint4 q0 = *reinterpret_cast<const uint4*>(q);
-      const uint4 q1 = *reinterpret_cast<const uint4*>(q + 8 * kQueryStride);
-      mma(acc, q0.x, q1.x, q0.y, q1.y, b[0], b[1]);
-      mma(acc, q0.z, q1.z, q0.w, q1.w, b[2], b[3]);
+      const std::uint16_t* q = queries + g * kPairStride + (8 * i + t) * 8;
+      const uint4 a0 = *reinterpret_cast<const uint4*>(q);
+      const uint4 a1 = *reinterpret_cast<const uint4*>(q + 4 * 8);
+      mma(acc, a0.x, a0.y, a0.z, a0.w, b[0], b[1]);
+      mma(acc, a1.x, a1.y, a1.z, a1.w, b[2], b[3]);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[i] = (acc[i] * kPostE4M3) * s.score_scale;
@@ -103,7 +114,7 @@ __device__ __forceinline__ void attend_page(const Context& c, const Team<WARPS>&
       const int at = team.lane + 32 * i;
       const float e = at < keys ? exponential(value[i] - best) : 0.0F;
       sum += e;
-      probs[h * kProbStride + at] = scaled_bf16(e);
+      probs[(h & 7) * kPairStride + place_in_pair(h, at >> 2, at)] = scaled_bf16(e);
     }
     if (h + WARPS >= kWarps) break;
     report();
@@ -121,22 +132,21 @@ __device__ __forceinline__ void attend_page(const Context& c, const Team<WARPS>&
   const unsigned char* value =
       scratch +
       ((team.lane >> 4) * 16 + (team.lane >> 3 & 1) * 2 + row / 2 * 4 + row % 2) * kValueRow + dims;
-  const std::uint16_t* p = probs + g * kProbStride + 4 * t;
+  const std::uint16_t* p = probs + g * kPairStride + t * 8;
 #pragma unroll
   for (int step = 0; step < kPageTokens; step += 32) {
     std::uint32_t r[4];
     load_matrices_transposed(r, value + step * kValueRow);
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const uint2 a0 = *reinterpret_cast<const uint2*>(p + step + 16 * k);
-      const uint2 a1 = *reinterpret_cast<const uint2*>(p + step + 16 * k + 8 * kProbStride);
+      const uint4 a = *reinterpret_cast<const uint4*>(p + (step + 16 * k) * 2);
 #pragma unroll
       for (int j = 0; j < kShare; ++j) {
         const bool odd = kShare == 1 ? (team.warp & 1) != 0 : j == 1;
         std::uint32_t low = 0;
         std::uint32_t high = 0;
         decode_e4m3_pairs(__byte_perm(r[2 * k], r[2 * k + 1], odd ? 0x7531 : 0x6420), low, high);
-        mma(acc[j], a0.x, a1.x, a0.y, a1.y, low, high);
+        mma(acc[j], a.x, a.y, a.z, a.w, low, high);
       }
     }
   }

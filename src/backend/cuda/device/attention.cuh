@@ -16,6 +16,9 @@ __device__ __forceinline__ float* partial_at(const Params& p, int row, int head,
              partial_size(s);
 }
 
+inline constexpr int kProbStride = 136;
+inline constexpr int kQueryStride = 136;
+
 // One chunk of up to 128 keys in one page for all query heads of a KV head: scores, exponentials,
 // weighted values, unnormalised. Everything is fetched at once; warp w scores keys 8 w, does the
 // exponentials of head w and, up to warp 7, weights dims 16 w.
@@ -188,10 +191,11 @@ __device__ __forceinline__ void attend_pages(Context& c) {
     const int position = c.step().position[row];
     if (chunk > position / kPageTokens) continue;
     if (unit != first) team.sync();  // whoever still reads the scratch
+    // In pairs of heads (place_of_dim()).
     const auto* from = reinterpret_cast<const uint4*>(
         c.p.q + (static_cast<std::int64_t>(row) * s.heads + head * 16) * 128);
     if (team.thread < kQueryVectors)
-      copy_async(queries + (team.thread >> 4) * kQueryStride + (team.thread & 15) * 8,
+      copy_async(queries + (team.thread >> 5) * kPairStride + (team.thread & 31) * 8,
                  from + team.thread);
     commit_copies();
     const ChosenBlock chosen = choose_scored_block(c, team, row, head, chunk);

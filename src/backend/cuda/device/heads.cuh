@@ -2,6 +2,7 @@
 // of blocks, in one stage.
 #pragma once
 
+#include "backend/cuda/device/attend_page.cuh"
 #include "backend/cuda/device/few_rows.cuh"
 #include "backend/cuda/device/index_keys.cuh"
 
@@ -75,7 +76,8 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
   const std::uint16_t* norm = nullptr;
   int dim = head_dim_of(s);
   int from = 0;
-  std::uint16_t* query = nullptr;
+  std::uint16_t* query = nullptr;  // of this lane's first column
+  int query_step = 32;             // to its next one
   unsigned char* entry = nullptr;
   bool fp8 = kv_fp8_of(s) != 0;
   float scale = 1;
@@ -85,7 +87,15 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
   if (head < s.heads) {
     norm = layer.q_norm;
     from = s.q_at + head * dim;
-    query = p.q + (static_cast<std::int64_t>(row) * s.heads + head) * dim;
+    std::int64_t at = static_cast<std::int64_t>(row) * s.heads + head;
+    if (kM3) {
+      // Where attend_page() wants it.
+      at = at * 128 - (head & 15) * 128 + (head & 7) * 256 + place_of_dim(head & 15, lane);
+      query_step = 8;
+    } else {
+      at = at * dim + lane;
+    }
+    query = p.q + at;
   } else if ((head -= s.heads) < 2 * s.kv_heads) {
     const bool value = head >= s.kv_heads;
     if (value) head -= s.kv_heads;
@@ -100,7 +110,7 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
     if (head < s.index_heads) {
       norm = layer.index_q_norm;
       from = s.index_q_at + head * dim;
-      query = index_query;
+      query = index_query + lane;
     } else {
       norm = layer.index_k_norm;
       from = s.index_k_at;
@@ -169,7 +179,7 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
     if (d >= dim) continue;
     const bf16 rounded = __float2bfloat16_rn(v[i]);
     if (query != nullptr) {
-      query[d] = scaled_bf16(v[i]);
+      query[i * query_step] = scaled_bf16(v[i]);
     } else if (fp8) {
       entry[d] = __nv_cvt_float_to_fp8(__fdiv_rn(__bfloat162float(rounded), scale), __NV_SATFINITE,
                                        __NV_E4M3);

@@ -85,11 +85,11 @@ __device__ __forceinline__ void row_attend_stage(Context& c) {
     if (w[0].w != tag_of(c)) take(w, tag_of(c), layer_of(c), kHeads, [&](int) { return query; });
     if (c.thread == 0) stamp(layer_of(c), kAttend, 0);
     team.sync();  // whoever still scores keys, or reads the scratch
-    std::uint16_t* to = queries + c.warp * kQueryStride + c.lane;
+    std::uint16_t* to = queries + (c.warp & 7) * kPairStride + place_of_dim(c.warp, c.lane);
     to[0] = static_cast<std::uint16_t>(w[0].x);
-    to[32] = static_cast<std::uint16_t>(w[0].x >> 16);
-    to[64] = static_cast<std::uint16_t>(w[0].y);
-    to[96] = static_cast<std::uint16_t>(w[0].y >> 16);
+    to[8] = static_cast<std::uint16_t>(w[0].x >> 16);
+    to[16] = static_cast<std::uint16_t>(w[0].y);
+    to[24] = static_cast<std::uint16_t>(w[0].y >> 16);
     const std::int64_t page =
         chosen.page >= 0 ? chosen.page : __ldg(table_of(c.p, c.step(), 0) + chosen.block);
     const bool stalled = is_stalled(kAttend);
