@@ -101,6 +101,11 @@ class Exchange : public Responder {
     access_.status = 499;
     if (connection) log(*connection);
   }
+  void forget() {
+    connection_.reset();
+    on_gone = nullptr;
+    on_idle = nullptr;
+  }
   void idle() {
     if (connection_ && on_idle) on_idle();
   }
@@ -333,6 +338,11 @@ void Connection::gone() {
   if (closed_) return;
   close();
   if (const auto exchange = std::exchange(exchange_, nullptr)) exchange->lost();
+}
+
+void Connection::abandon() {
+  close();
+  if (const auto exchange = std::exchange(exchange_, nullptr)) exchange->forget();
 }
 
 void Connection::close() {

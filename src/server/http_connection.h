@@ -37,6 +37,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // The next request, if one comes in time.
   void read();
   void close();
+  // The server is at its end: closes, without a word to whoever was asked for an answer, which is
+  // left without an effect. An answer in the making and its connection hold each other.
+  void abandon();
   void close_if_idle() {
     if (!answering_ && !reading_body_) close();
   }

@@ -78,6 +78,8 @@ class BeastServer : public HttpServer {
     wait_signal();
     accept();
     shared_.io.run();
+    for (const auto& weak : live_)
+      if (const auto connection = weak.lock()) connection->abandon();
   }
   void post(std::function<void()> work) override { asio::post(shared_.io, std::move(work)); }
   void after(int milliseconds, std::function<void()> work) override {
