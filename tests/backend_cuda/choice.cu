@@ -1,48 +1,6 @@
-#include "backend_cuda/choice.h"
-
-// The kernels for MiniMax-M3, 16 blocks a row.
+// The kernels for MiniMax-M3.
 #define MONOLAYER_KERNELS chosen_alone
 #define MONOLAYER_KERNELS_M3 true
 #define MONOLAYER_KERNELS_ROWS 16
-#include "backend/cuda/device/select.cuh"
-
-namespace monolayer::test {
-namespace {
-
-namespace kernels = cuda::chosen_alone;
-
-template <int WARPS>
-__global__ void choose(Choice choice) {
-  kernels::Shared& s = kernels::shared();
-  if (threadIdx.x == 0) {
-    s.params.slots = 0;
-    s.params.x_bytes = 0;
-    s.params.shape.init_blocks = choice.init_blocks;
-    s.params.shape.local_blocks = choice.local_blocks;
-  }
-  if (threadIdx.x < cuda::kWarps) s.states[threadIdx.x] = {};
-  __syncthreads();
-  kernels::select_blocks<WARPS>(kernels::ScoreKeys{choice.scores, choice.blocks, choice.last_group},
-                                choice.blocks);
-  const kernels::Context c = kernels::open_context({});
-  const kernels::Team<WARPS> team(c);
-  if (team.thread < 16)
-    choice.ids[team.number * 16 + team.thread] =
-        kernels::pages_of(kernels::choice_scratch(c, team))[team.thread];
-}
-
-template <int WARPS>
-cudaError_t run(const Choice& choice, cudaStream_t stream) {
-  constexpr int kBytes = kernels::kFixedBytes + 16 * 1024;
-  static_assert(cuda::kWarps / WARPS * kernels::kChoiceBytes <= 16 * 1024);
-  choose<WARPS><<<1, cuda::kThreads, kBytes, stream>>>(choice);
-  return cudaGetLastError();
-}
-
-}  // namespace
-
-cudaError_t run_choice(const Choice& choice, cudaStream_t stream) {
-  return choice.warps == 8 ? run<8>(choice, stream) : run<16>(choice, stream);
-}
-
-}  // namespace monolayer::test
+#define CHOICE_RUN run_choice
+#include "backend_cuda/choice.cuh"

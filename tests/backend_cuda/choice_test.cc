@@ -16,15 +16,14 @@
 namespace monolayer::test {
 namespace {
 
-constexpr int kWanted = 16;
-
-// Ascending ids of the blocks that count most: the last ones, the first ones, then the largest
-// score, the lower id among equals.
+// Ascending ids of the blocks that count most: the last ones, the nearest most; the first ones;
+// then the largest score, the lower id among equals.
 std::vector<std::int32_t> chosen(const std::vector<float>& scores, const Choice& choice) {
   std::vector<float> best(static_cast<std::size_t>(choice.blocks));
+  const int per_block = choice.block_size / 16;
   for (int b = 0; b < choice.blocks; ++b) {
     float most = -std::numeric_limits<float>::infinity();
-    for (int g = 8 * b; g < std::min(8 * b + 8, choice.last_group + 1); ++g)
+    for (int g = per_block * b; g < std::min(per_block * (b + 1), choice.last_group + 1); ++g)
       most = std::max(most, scores[static_cast<std::size_t>(g)]);
     best[static_cast<std::size_t>(b)] = most;
   }
@@ -35,9 +34,10 @@ std::vector<std::int32_t> chosen(const std::vector<float>& scores, const Choice&
   std::iota(ids.begin(), ids.end(), 0);
   std::stable_sort(ids.begin(), ids.end(), [&](std::int32_t a, std::int32_t b) {
     if (forced(a) != forced(b)) return forced(a) > forced(b);
+    if (forced(a) == 2) return a > b;
     return best[static_cast<std::size_t>(a)] > best[static_cast<std::size_t>(b)];
   });
-  ids.resize(kWanted);
+  ids.resize(static_cast<std::size_t>(choice.topk));
   std::sort(ids.begin(), ids.end());
   return ids;
 }
@@ -63,53 +63,78 @@ const Pattern kPatterns[] = {
      [](int b, int, std::mt19937&) {
        return b % 64 < 15 ? 1000.0F + static_cast<float>(b) : 0.0F;
      }},
+    {"least", [](int, int, std::mt19937&) { return -std::numeric_limits<float>::infinity(); }},
     {"one neighbourhood",
      [](int b, int n, std::mt19937&) { return b / 40 == n / 80 ? 5.0F : -5.0F; }},
 };
 
-TEST(CudaChoice, OfManyBlocksIsThatOfASort) {
-  if (no_device()) GTEST_SKIP() << "no CUDA device";
-  constexpr int kMost = 8192;
+using Run = cudaError_t (*)(const Choice&, cudaStream_t);
+void expect_a_sorts_choice(Run run, const std::string& who, const std::vector<int>& topks,
+                           int block_size) {
+  constexpr int kMost = 8192, kMostWanted = 32;
+  const int per_block = block_size / 16;
   auto device = cuda::DeviceBuffer::create(kMost * 8 * sizeof(float), "scores");
-  auto ids = cuda::DeviceBuffer::create(2 * kWanted * sizeof(std::int32_t), "ids");
+  auto ids = cuda::DeviceBuffer::create(2 * kMostWanted * sizeof(std::int32_t), "ids");
   ASSERT_TRUE(device.ok() && ids.ok());
   std::mt19937 random(11);
   int compared = 0;
-  for (const int blocks : {64, 65, 192, 193, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2048, 2049,
-                           4095, 4096, 8191, 8192}) {
-    for (const Pattern& pattern : kPatterns) {
-      for (const auto& [init, local] : {std::pair{0, 1}, {1, 2}, {0, 16}}) {
-        Choice choice{device->as<float>(),    blocks, 8 * blocks - 1 - blocks % 8, init, local, 16,
-                      ids->as<std::int32_t>()};
-        // What lies behind the newest keys is larger than all.
-        std::vector<float> scores(static_cast<std::size_t>(8 * blocks), 1e30F);
-        for (int b = 0; b < blocks; ++b) {
-          const float score = pattern.score(b, blocks, random);
-          const int most = 8 * b + b % std::min(8, choice.last_group + 1 - 8 * b);
-          for (int g = 8 * b; g < std::min(8 * b + 8, choice.last_group + 1); ++g)
-            scores[static_cast<std::size_t>(g)] = g == most ? score : score - 7.0F;
-        }
-        ASSERT_EQ(cudaMemcpy(device->as<float>(), scores.data(), scores.size() * sizeof(float),
-                             cudaMemcpyHostToDevice),
-                  cudaSuccess);
-        const std::vector<std::int32_t> want = chosen(scores, choice);
-        for (choice.warps = 8; choice.warps <= 16; choice.warps += 8) {
-          std::vector<std::int32_t> got(kWanted * 16 / static_cast<std::size_t>(choice.warps));
-          ASSERT_EQ(cudaMemset(ids->as<std::int32_t>(), 0xFF, 2 * kWanted * 4), cudaSuccess);
-          ASSERT_EQ(run_choice(choice, nullptr), cudaSuccess);
-          ASSERT_EQ(cudaMemcpy(got.data(), choice.ids, got.size() * 4, cudaMemcpyDeviceToHost),
-                    cudaSuccess);
-          for (std::size_t team = 0; team < got.size() / kWanted; ++team) {
-            const auto at = got.begin() + static_cast<std::ptrdiff_t>(team * kWanted);
-            ASSERT_EQ(std::vector(at, at + kWanted), want)
-                << pattern.name << ", " << blocks << " blocks, " << choice.warps << " warps";
-            ++compared;
-          }
-        }
+  const auto compare = [&](Choice choice, const Pattern& pattern) {
+    // What lies behind the newest keys is larger than all.
+    std::vector<float> scores(static_cast<std::size_t>(per_block * choice.blocks), 1e30F);
+    for (int b = 0; b < choice.blocks; ++b) {
+      const float score = pattern.score(b, choice.blocks, random);
+      const int end = std::min(per_block * (b + 1), choice.last_group + 1);
+      const int most = per_block * b + b % std::max(1, end - per_block * b);
+      for (int g = per_block * b; g < end; ++g)
+        scores[static_cast<std::size_t>(g)] = g == most ? score : score - 7.0F;
+    }
+    ASSERT_EQ(cudaMemcpy(device->as<float>(), scores.data(), scores.size() * sizeof(float),
+                         cudaMemcpyHostToDevice),
+              cudaSuccess);
+    const std::vector<std::int32_t> want = chosen(scores, choice);
+    for (choice.warps = 8; choice.warps <= 16; choice.warps += 8) {
+      std::vector<std::int32_t> got(want.size() * 16 / static_cast<std::size_t>(choice.warps));
+      ASSERT_EQ(cudaMemset(choice.ids, 0xFF, got.size() * 4), cudaSuccess);
+      ASSERT_EQ(run(choice, nullptr), cudaSuccess);
+      ASSERT_EQ(cudaMemcpy(got.data(), choice.ids, got.size() * 4, cudaMemcpyDeviceToHost),
+                cudaSuccess);
+      for (auto at = got.begin(); at != got.end(); at += choice.topk, ++compared)
+        ASSERT_EQ(std::vector(at, at + choice.topk), want)
+            << pattern.name << ", " << choice.topk << " of " << choice.blocks << " blocks, "
+            << choice.warps << " warps";
+    }
+  };
+  for (const int topk : topks) {
+    for (const int blocks : {64, 65, 192, 193, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2048,
+                             2049, 4095, 4096, 8191, 8192}) {
+      for (const Pattern& pattern : kPatterns) {
+        for (const auto& [init, local] : {std::pair{0, 1}, {1, 2}, {0, 16}})
+          compare({.scores = device->as<float>(),
+                   .topk = topk,
+                   .block_size = block_size,
+                   .blocks = blocks,
+                   .last_group = per_block * blocks - 1 - blocks % per_block,
+                   .init_blocks = init,
+                   .local_blocks = local,
+                   .warps = 16,
+                   .ids = ids->as<std::int32_t>()},
+                  pattern);
       }
     }
   }
-  std::printf("%d choices\n", compared);
+  std::printf("%s: %d choices\n", who.c_str(), compared);
+}
+
+TEST(CudaChoice, OfManyBlocksIsThatOfASort) {
+  if (no_device()) GTEST_SKIP() << "no CUDA device";
+  expect_a_sorts_choice(run_choice, "kernels for MiniMax-M3", {16}, 128);
+}
+
+TEST(CudaChoice, OfTheKernelsForAnyShapeToo) {
+  if (no_device()) GTEST_SKIP() << "no CUDA device";
+  for (const int block_size : {16, 64, 128})
+    expect_a_sorts_choice(run_choice_any, "any, blocks of " + std::to_string(block_size),
+                          {1, 4, 32}, block_size);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ __device__ __forceinline__ float* partial_at(const Params& p, int row, int head,
 
 inline constexpr int kProbStride = 136;
 inline constexpr int kQueryStride = 136;
+static_assert(16 * (kScoreStride * 4 + kProbStride * 2 + kQueryStride * 2) <= kAttentionScratch);
 
 // One chunk of up to 128 keys in one page for all query heads of a KV head: scores, exponentials,
 // weighted values, unnormalised. Everything is fetched at once; warp w scores keys 8 w, does the

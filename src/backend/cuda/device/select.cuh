@@ -73,11 +73,11 @@ __device__ __forceinline__ int block_of_key(std::uint64_t key) {
   return static_cast<int>(key >> 32 == 0xFFFFFFFFU ? tie : 0xFFFFFFFFU - tie);
 }
 
-// The choice among many blocks, whose ids go to the scratch, ascending. Blocks are dealt out to
-// kSelectGroups groups. The least of the topk largest group maxima is a bound that at least topk
-// keys reach, and few others: those are collected, and their ranks counted. If there is no room for
-// all, those there was room for give a higher bound. Apart, because most contexts do not need it
-// and code has to be fetched.
+// The choice among many blocks, at least kSelectGroups, whose ids go to the scratch, ascending.
+// They are dealt out to kSelectGroups groups. The least of the topk largest group maxima is a bound
+// that at least topk keys reach, and few others: those are collected, and their ranks counted. If
+// there is no room for all, those there was room for give a higher bound. Apart, because most
+// contexts do not need it and code has to be fetched.
 inline constexpr int kSelectGroups = 64;
 static_assert(kMaxTopBlocks <= kSelectGroups && kSelectGroups <= kRanked);
 template <int WARPS, typename K>

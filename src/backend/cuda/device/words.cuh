@@ -1,7 +1,8 @@
 // Hand-offs by words, in the fused kernels for one to four rows of MiniMax-M3: whoever makes a
 // value stores it with a tag in one access of 16 bytes, whoever needs it polls for the tag. No
 // fence, no counter and no second trip for the value. Words are zero at launch; a layer's tag is
-// its number in the run plus one.
+// its number in the run plus one. What is rehearsed (chain.cuh) has the tag 0, for which nobody
+// waits.
 //
 // One copy of each word is enough: before a block can store a word of the next layer it has taken
 // the whole stream that enters that layer, to which every block has contributed after it took
