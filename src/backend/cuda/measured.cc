@@ -7,10 +7,11 @@
 namespace monolayer::cuda {
 namespace {
 
-// One rank of four of MiniMax-M3 on one NVIDIA H200, and one of two by one device that stands in
-// for both (bench/results/2026-11-30-cuda-less-code.json): fused is ahead at every size measured,
-// these are the largest.
-constexpr cpu::FusedSpan kM3[] = {{4, 262144}, {16, 131072}};
+// One rank of four of MiniMax-M3 on one NVIDIA H200
+// (bench/results/2026-12-01-cuda-long-contexts.json), and one of two by one device that stands in
+// for both (2026-11-30-cuda-less-code.json): fused is ahead at every size measured, these are the
+// largest.
+constexpr cpu::FusedSpan kM3[] = {{8, 262144}, {16, 131072}};
 constexpr cpu::FusedSpan kM3OfTwo[] = {{16, 131072}};
 // Kernels for any shape: with the embedded model there the native graph is 5 % faster at one row.
 constexpr cpu::FusedSpan kAny[] = {{16, 0}};
