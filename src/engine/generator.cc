@@ -13,13 +13,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-void add(cpu::Traffic& sum, const cpu::Traffic& step) {
-  sum.weights += step.weights;
-  sum.kv_read += step.kv_read;
-  sum.index_read += step.index_read;
-  sum.cache_written += step.cache_written;
-}
-
 }  // namespace
 
 Status Generator::check(std::span<const std::int32_t> prompt, const GenerateOptions& options,
@@ -57,7 +50,7 @@ Status Generator::step(std::span<const std::int32_t> tokens, std::int64_t start,
   sequence.logit_rows = wanted ? 1 : 0;
   sequence.greedy = options.sampling.temperature == 0;
   ML_RETURN_IF_ERROR(native_.step({&sequence, 1}, pool_, logits_, nullptr));
-  add(traffic, native_.last_traffic());
+  traffic += native_.last_traffic();
   return options.still_valid ? options.still_valid() : ok_status();
 }
 

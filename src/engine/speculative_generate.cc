@@ -16,13 +16,6 @@
 namespace monolayer::engine {
 namespace {
 
-void add(cpu::Traffic& sum, const cpu::Traffic& more, std::int64_t sign) {
-  sum.weights += sign * more.weights;
-  sum.kv_read += sign * more.kv_read;
-  sum.index_read += sign * more.index_read;
-  sum.cache_written += sign * more.cache_written;
-}
-
 // What the engine's thread gives, for the caller's.
 class Answer {
  public:
@@ -67,16 +60,14 @@ class Answer {
       report.decode_steps = steps_ - 1;
       report.decode_tokens = decode_tokens_;
     }
-    report.prefill = at_first_;
-    add(report.prefill, at_start_, -1);
-    report.decode = at_end_;
-    add(report.decode, at_first_, -1);
+    report.prefill = at_first_.since(at_start_);
+    report.decode = at_end_.since(at_first_);
   }
 
  private:
   cpu::Traffic moved() const {
     cpu::Traffic all = run_.native().total_traffic();
-    add(all, draft_.draft().total_traffic(), 1);
+    all += draft_.draft().total_traffic();
     return all;
   }
 

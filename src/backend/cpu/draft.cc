@@ -180,11 +180,7 @@ class CpuDraft final : public Draft {
     for (WorkerScratch& scratch : scratch_) scratch.traffic = {};
   }
   void add_traffic() {
-    for (const WorkerScratch& scratch : scratch_) {
-      total_.weights += scratch.traffic.weights;
-      total_.kv_read += scratch.traffic.kv_read;
-      total_.cache_written += scratch.traffic.cache_written;
-    }
+    for (const WorkerScratch& scratch : scratch_) total_ += scratch.traffic;
   }
 
   // The plain norm: x / rms * w, rounded to BF16.

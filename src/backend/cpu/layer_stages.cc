@@ -366,12 +366,7 @@ void LayerStages::reserve_scratch() {
 
 Traffic LayerStages::traffic() const {
   Traffic sum;
-  for (const Worker& worker : workers_) {
-    sum.weights += worker.traffic.weights;
-    sum.kv_read += worker.traffic.kv_read;
-    sum.index_read += worker.traffic.index_read;
-    sum.cache_written += worker.traffic.cache_written;
-  }
+  for (const Worker& worker : workers_) sum += worker.traffic;
   return sum;
 }
 

@@ -333,12 +333,7 @@ Status MonoChain::forward(mono::Library& library, const StepContext& step, std::
     act_.hidden.data()[i] = round_bf16(bf16_to_f32(out.residual[i]) + bf16_to_f32(out.hidden[i]));
   }
   const MonoExecutor& executor = executor_of(library);
-  const Traffic moved = executor.traffic();
-  Traffic& traffic = scratch_[0].traffic;
-  traffic.weights += moved.weights;
-  traffic.kv_read += moved.kv_read;
-  traffic.index_read += moved.index_read;
-  traffic.cache_written += moved.cache_written;
+  scratch_[0].traffic += executor.traffic();
   if (sink == nullptr) return {};
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t position = step.plan.row(r).position;

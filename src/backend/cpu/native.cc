@@ -12,17 +12,6 @@
 #include "mono/library_bind.h"
 
 namespace monolayer::cpu {
-namespace {
-
-void add(const Traffic& from, Traffic& to) {
-  to.weights += from.weights;
-  to.kv_read += from.kv_read;
-  to.index_read += from.index_read;
-  to.cache_written += from.cache_written;
-}
-
-}  // namespace
-
 Result<std::unique_ptr<Native>> Native::create(const m3::ModelConfig& config,
                                                const m3::ModelWeights& weights, ThreadTeam& team,
                                                const NativeOptions& options) {
@@ -126,8 +115,8 @@ Status NativeChain::step(std::span<const StepSequence> sequences, CachePool& cac
             "no memory for the activations of " + std::to_string(plan_.rows()) + " rows"};
   }
   last_ = {};
-  for (const WorkerScratch& scratch : scratch_) add(scratch.traffic, last_);
-  add(last_, total_);
+  for (const WorkerScratch& scratch : scratch_) last_ += scratch.traffic;
+  total_ += last_;
 
   return check_results(logits);
 }

@@ -45,6 +45,18 @@ struct Traffic {
   std::int64_t weights = 0;  // stored weight bytes incl. scales, each expert once per step
   std::int64_t kv_read = 0, index_read = 0, cache_written = 0;
   std::int64_t total() const { return weights + kv_read + index_read + cache_written; }
+  Traffic& operator+=(const Traffic& more) {
+    weights += more.weights;
+    kv_read += more.kv_read;
+    index_read += more.index_read;
+    cache_written += more.cache_written;
+    return *this;
+  }
+  // What has moved since `before`, of the same counts.
+  Traffic since(const Traffic& before) const {
+    return {weights - before.weights, kv_read - before.kv_read, index_read - before.index_read,
+            cache_written - before.cache_written};
+  }
 };
 
 // Which way the steps of a chain went.

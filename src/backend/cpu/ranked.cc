@@ -102,9 +102,9 @@ class Ranked final : public Native {
     last_ = {};
     for (const Rank& rank : ranks_) {
       ML_RETURN_IF_ERROR(rank.status);
-      add(rank.native->last_traffic(), last_);
+      last_ += rank.native->last_traffic();
     }
-    add(last_, total_);
+    total_ += last_;
     logits = ranks_[0].logits;
     return {};
   }
@@ -135,13 +135,6 @@ class Ranked final : public Native {
   std::span<const float> captured() const override { return ranks_[0].native->captured(); }
 
  private:
-  static void add(const Traffic& from, Traffic& to) {
-    to.weights += from.weights;
-    to.kv_read += from.kv_read;
-    to.index_read += from.index_read;
-    to.cache_written += from.cache_written;
-  }
-
   std::unique_ptr<ThreadTeam> drivers_;  // one thread per rank
   std::vector<std::unique_ptr<tp::Group>> groups_;
   std::vector<Rank> ranks_;
