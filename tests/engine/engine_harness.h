@@ -16,6 +16,13 @@
 
 namespace monolayer::engine {
 
+// How long an answer may take: under a sanitizer that is up to thirty times its time.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr std::chrono::seconds kPatience{1200};
+#else
+inline constexpr std::chrono::seconds kPatience{60};
+#endif
+
 struct Answer {
   std::vector<std::int32_t> tokens;
   std::string text;
@@ -37,18 +44,18 @@ class Harness {
   Status status() const { return status_; }
   Engine& engine() { return *engine_; }
 
-  // Waits for the end; nothing after a minute.
+  // Waits for the end; nothing after kPatience.
   std::optional<Answer> wait(std::uint64_t id) {
     std::unique_lock lock(mutex_);
-    const bool done = changed_.wait_for(lock, std::chrono::seconds(60),
-                                        [&] { return answers_[id].finish.has_value(); });
+    const bool done =
+        changed_.wait_for(lock, kPatience, [&] { return answers_[id].finish.has_value(); });
     if (!done) return std::nullopt;
     return answers_[id];
   }
   // Waits until a request has given `count` tokens or ended.
   bool wait_tokens(std::uint64_t id, std::size_t count) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(60), [&] {
+    return changed_.wait_for(lock, kPatience, [&] {
       return answers_[id].finish.has_value() || answers_[id].tokens.size() >= count;
     });
   }
@@ -59,7 +66,8 @@ class Harness {
   }
   // The engine publishes its figures after the step that ended the last request.
   bool wait_idle() {
-    for (int i = 0; i < 2000; ++i) {
+    const auto end = std::chrono::steady_clock::now() + kPatience / 6;
+    while (std::chrono::steady_clock::now() < end) {
       const EngineStats stats = engine_->stats();
       if (stats.blocks_used == 0 && stats.running == 0 && stats.waiting == 0) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
