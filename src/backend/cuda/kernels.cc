@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/head_plan.h"
 #include "backend/cuda/kernel_set.h"
 
 namespace monolayer::cuda {
@@ -94,7 +95,7 @@ namespace {
 cudaError_t launch(const void* kernel, const Params& params, int blocks, bool cooperative,
                    cudaStream_t stream) {
   Params copy = params;
-  copy.blocks_divider = 0xFFFFFFFFU / static_cast<unsigned>(blocks) + 1;
+  copy.blocks_divider = divider(blocks);
   copy.rank_blocks = blocks;
   const dim3 grid(static_cast<unsigned>(blocks * std::max(1, params.local_ranks)));
   const dim3 threads(kBlockThreads);
@@ -108,6 +109,7 @@ cudaError_t launch(const void* kernel, const Params& params, int blocks, bool co
 
 cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
                          cudaStream_t stream) {
+  m3 = m3 && blocks >= kLeastM3Blocks;
   const bool exchanges = params.mail.ranks > 1 && (stage == kOutput || stage == kDown);
   Params alone = params;
   alone.known_in_flight = alone.in_flight;
@@ -115,6 +117,7 @@ cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
 }
 
 cudaError_t launch_fused(const Params& params, bool m3, int blocks, cudaStream_t stream) {
+  m3 = m3 && blocks >= kLeastM3Blocks;
   const KernelSet& set = set_of(m3, params);
   const int handed = m3 && params.most_rows <= kWordRows ? words_of(params.most_rows) : 0;
   const int words = kBarrierWords + handed * 4;

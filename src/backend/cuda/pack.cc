@@ -162,6 +162,8 @@ Matrix sizes(Format format, std::int64_t rows, std::int64_t cols, int parts) {
   m.format = format;
   m.row_groups = static_cast<std::int32_t>((rows + 15) / 16);
   m.cols = static_cast<std::int32_t>(cols);
+  m.groups_divider = divider(std::max(1, m.row_groups));
+  m.vectors_divider = divider(std::max(1, m.cols / 8));
   m.parts = parts;
   const std::int64_t units = (cols + 31) / 32;
   const std::int64_t widest = (units + parts - 1) / parts * 32;

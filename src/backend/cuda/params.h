@@ -46,6 +46,12 @@ enum class Format : std::int32_t {
   kMXFP8,     // 16 x 32, 512 bytes and 16 of E8M0 scales
   kE4M3Half,  // E4M3 whose activations are staged as FP16, not BF16: see Matrix::x_scale
 };
+// What quotients by a divisor are made of: the high word of the product with a number, of numbers
+// and divisors below 2^16; a divisor of 1 gives 0 and is asked for separately.
+inline constexpr std::uint32_t divider(int divisor) {
+  return 0xFFFFFFFFU / static_cast<std::uint32_t>(divisor) + 1;
+}
+
 inline constexpr bool is_e4m3(Format f) { return f == Format::kE4M3 || f == Format::kE4M3Half; }
 
 // A repacked matrix (layout version 4, backend/cuda/pack.h): row groups of 16 rows; inside a group
@@ -59,7 +65,9 @@ struct Matrix {
   // 2^-40 B at most away.
   float x_scale = 1;
   std::int32_t row_groups = 0;
-  std::int32_t cols = 0;       // of K, unpadded
+  std::int32_t cols = 0;              // of K, unpadded
+  std::uint32_t groups_divider = 0;   // divider() of row_groups
+  std::uint32_t vectors_divider = 0;  // of cols / 8
   std::int32_t parts = 0;      // fixed eighths of K held here: 8, or fewer on one rank of a group
   std::int32_t part_cols = 0;  // padded columns of a part
   std::int32_t tiles = 0;      // of a part, all planes
@@ -165,7 +173,8 @@ inline constexpr int attention_bytes(int head_dim, bool fp8) {
 // more than one: index queries of all rows, then keys on their way, sixteen at a time.
 inline constexpr int kKeyGroupBytes = 16 * (128 + 16);
 inline constexpr int kIndexQueryBytes = 4 * 128 * 2;  // of a row
-inline constexpr int key_buffers(int rows) { return rows > 4 ? 2 : 1; }
+inline constexpr int kMostKeyBuffers = 2;             // of a warp
+inline constexpr int key_buffers(int rows) { return rows > 4 ? kMostKeyBuffers : 1; }
 inline constexpr int heads_bytes(int rows) {
   return rows == 1 ? 0 : rows * kIndexQueryBytes + kWarps * key_buffers(rows) * kKeyGroupBytes;
 }

@@ -185,7 +185,7 @@ __device__ __forceinline__ void attend_pages(Context& c) {
   const int first = c.block + team.number * c.blocks;
 #pragma unroll 1
   for (int unit = first; unit < units; unit += kTeams * c.blocks) {
-    const int which = unit / chunks;
+    const int which = over(unit, c.s.chunks_divider);
     const int chunk = unit - which * chunks;
     const int row = row_of_head_task(which, s.kv_heads);
     const int head = which - row * s.kv_heads;

@@ -207,7 +207,7 @@ __device__ __forceinline__ bool few_rows_layer(int l) {
   run<qkv_stage<true> >();
   mark_end(l, kQkv);
   sync();  // whoever still reads x
-  start_keys(open_context(own_state()));
+  start_keys(open_context(own_state()), 0, kKeyBuffers);
   run<heads_and_next<true> >();
   arrive(l, kHeads);
   if (block < arrivals(kAttend)) {
@@ -245,6 +245,8 @@ __device__ __forceinline__ bool fused_layer(int l) {
     state.layers_done = l - p.first_layer;
     state.normed = normed;
   });
+  const bool early = kEarlyKeys && normed;
+  if (early) start_keys(open_context(own_state()), 0, 1);
   if (normed) {
     if (block < arrivals(kInputNorm)) {
       if (!wait_for(l - 1, kDown, kInputNorm)) return false;
@@ -257,7 +259,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
   }
   run<qkv_stage<false> >();
   arrive(l, kQkv);
-  if (kStagesKeys) start_keys(open_context(own_state()));
+  if (kStagesKeys) start_keys(open_context(own_state()), early ? 1 : 0, kKeyBuffers);
   if (!wait_for(l, kQkv, kHeads)) return false;
   run<heads_and_next<false> >();
   arrive(l, kHeads);
@@ -310,6 +312,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) chain(const __grid_constant_
   if (thread == 0) {
     s.blocks = argument.rank_params != nullptr ? argument.rank_blocks : static_cast<int>(gridDim.x);
     s.block = static_cast<int>(blockIdx.x) - rank * s.blocks;
+    s.x_at = kFixedBytes + argument.slots * kSlotBytes;
+    s.sums_at = s.x_at + argument.x_bytes;
 #pragma unroll 1
     for (int i = 0; i < argument.slots; ++i) {
       mbarrier_init(&s.full[i], 1);
@@ -325,6 +329,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1) chain(const __grid_constant_
     mbarrier_fence_init();
     s.abort = 0;
     *reinterpret_cast<uint4*>(s.zero) = {0, 0, 0, 0};
+  }
+  if (thread == 32) {
+    s.rows_divider = divider(max(1, argument.step->rows));
+    s.chunks_divider = divider(max(1, argument.step->max_chunks[1]));
   }
 #pragma unroll 1
   for (int i = thread; i < static_cast<int>(sizeof(StepRows) / 4); i += kBlockThreads) {
@@ -343,6 +351,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) chain(const __grid_constant_
   }
   change_state([](State& state) { state = {.staged = -1}; });
   if constexpr (kFused) {
+    if (kStagesKeys) plan_heads();
 #pragma unroll 1
     for (int l = p.first_layer; l < p.last_layer; ++l) {
       if (!fused_layer(l)) return;
@@ -353,7 +362,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) chain(const __grid_constant_
   if (has(kEmbed)) embed_stage(c);
   if (has(kQkv)) qkv_stage<false>(c);
   if (has(kHeads)) {
-    if (kStagesKeys) start_keys(c);
+    if (kM3) plan_heads();
+    if (kStagesKeys) start_keys(c, 0, kKeyBuffers);
     heads_stage<false>(c);
   }
   if (has(kAttend)) attend_stage(c);

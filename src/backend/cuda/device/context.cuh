@@ -4,6 +4,7 @@
 #include "backend/cuda/device/decode.cuh"
 #include "backend/cuda/device/known.cuh"
 #include "backend/cuda/device/ptx.cuh"
+#include "backend/cuda/head_plan.h"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
@@ -40,8 +41,13 @@ struct Shared {
   alignas(16) unsigned char zero[16];          // what columns without a row read
   volatile std::uint32_t issued[kMaxSlots];    // copies into each slot so far
   volatile std::int32_t fed_layers[kFeeders];  // of the run, whose table each has read to its end
+  alignas(16) HeadPlan heads;
   volatile std::int32_t abort;
   std::int32_t block, blocks;  // of this rank
+  // Where activations lie in all of shared memory, and sums at its end: two halves of red_entries x
+  // 16 rows x red_columns, between products at least kWarps x 128 floats of scratch.
+  std::int32_t x_at, sums_at;
+  std::uint32_t rows_divider, chunks_divider;  // divider() of rows and of max_chunks[1]
   // Of exchanges with other ranks: where this one's words of the first site go at each of them, and
   // where it finds theirs; words of a site; the step's tag; whether tests disturb them.
   std::uint64_t* push[kMaxRanks];
@@ -100,12 +106,6 @@ __device__ __forceinline__ int layer_of(const Context& c) {
   return c.p.first_layer + c.layers_done;
 }
 
-// Sums, at the end of shared memory: two halves of red_entries x 16 rows x red_columns, between
-// products at least kWarps x 128 floats of scratch.
-__device__ __forceinline__ float* sums_of(const Params& p) {
-  return reinterpret_cast<float*>(memory() + kFixedBytes + p.slots * kSlotBytes + p.x_bytes);
-}
-
 // The thread's number comes from where the compiler cannot see that it is the same in every stage:
 // what it would keep from one stage to the next does not fit in registers.
 __device__ __forceinline__ Context open_context(const State& state) {
@@ -115,8 +115,8 @@ __device__ __forceinline__ Context open_context(const State& state) {
   return {state,
           s.params,
           s,
-          memory() + kFixedBytes + s.params.slots * kSlotBytes,
-          sums_of(s.params),
+          memory() + s.x_at,
+          reinterpret_cast<float*>(memory() + s.sums_at),
           thread,
           thread / 32,
           thread % 32,

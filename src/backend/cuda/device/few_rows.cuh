@@ -29,7 +29,7 @@ __device__ __noinline__ void stage_norms_of_words(const Matrix& m, int region,
         for (int k = 0; k < kNormsTogether * kNormParts; ++k)
           v[k / kNormParts][k % kNormParts] = {w[k].x, w[k].y};
       },
-      weight, m, n, Rows{0, nullptr}, nullptr);
+      weight, m, n);
 }
 
 // Until some of 32 words spread over those from(0..total-1) are there, by one warp: the others are

@@ -25,8 +25,13 @@ __device__ __noinline__ int padded_offset(int cols, int parts, int part_cols, in
 // Where columns of K lie in a staged row: part by part, each padded to whole tiles.
 struct Layout {
   int cols, parts, part_cols, row_bytes;
+  std::uint32_t vectors_divider;
   __device__ explicit Layout(const Matrix& m)
-      : cols(m.cols), parts(m.parts), part_cols(m.part_cols), row_bytes(m.row_bytes) {}
+      : cols(m.cols),
+        parts(m.parts),
+        part_cols(m.part_cols),
+        row_bytes(m.row_bytes),
+        vectors_divider(m.vectors_divider) {}
   __device__ bool padded() const { return !kM3 && parts * part_cols != cols; }
   // Byte offset of column c, a multiple of 4.
   __device__ int at(int c) const {

@@ -15,17 +15,23 @@ __device__ __forceinline__ const std::int32_t* table_of(const Params& p, const S
   return p.pages + static_cast<std::int64_t>(step.table[row]) * p.table_stride;
 }
 
+// Where sixteen keys of a page lie in a layer's cache of them.
+__device__ __forceinline__ std::int64_t place_of_keys(int group, std::int64_t page) {
+  return (page * kPageTokens + group % 8 * 16) * kIndexDim;
+}
 // On their way to `to`; by one warp.
-__device__ __forceinline__ void load_keys(const Context& c, int group, std::int64_t page,
-                                          unsigned char* to) {
-  const unsigned char* from =
-      c.layer().index_cache + (page * kPageTokens + group % 8 * 16) * kIndexDim;
+__device__ __forceinline__ void load_keys(const Context& c, std::int64_t place, unsigned char* to) {
+  const unsigned char* from = c.layer().index_cache + place;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const int row = k * 4 + c.lane / 8;
     const int at = c.lane % 8 * 16;
     copy_async(to + row * kKeyRow + at, from + row * kIndexDim + at);
   }
+}
+__device__ __forceinline__ void load_keys(const Context& c, int group, std::int64_t page,
+                                          unsigned char* to) {
+  load_keys(c, place_of_keys(group, page), to);
 }
 
 // What a lane needs of them.

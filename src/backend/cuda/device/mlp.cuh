@@ -182,7 +182,8 @@ __device__ __forceinline__ void gate_up_passes(Context& c, bool routed) {
 // The routed part of the table, handed to the feeding warps, by half of the warps while others
 // begin the shared expert, once all partial logits are there: a warp a row, then a lane a choice.
 // If the block gives up there is no table, and the meeting before the routed experts ends it.
-__device__ __forceinline__ void route_beside_shared(Context& c) {
+__device__ __noinline__ void route_beside_shared() {
+  const Context c = open_context(own_state());
   static_assert(!kM3 || !kOnePass || (kMostRows <= kRoutingWarps && kMostRows * 4 <= 32));
   const int warp = routing_warp(c);
   if (warp < 0) return;
@@ -207,9 +208,9 @@ __device__ __forceinline__ void gate_up_half(Context& c) {
       share_table(c);
       sync(c);
     }
-    if (BESIDE) route_beside_shared(c);
+    if (BESIDE) route_beside_shared();
   } else if (!BESIDE) {
-    build_table(c);
+    build_table();
   }
   gate_up_passes<WORDS>(c, c.routed != 0);
   if (c.routed == 0) return;
@@ -282,12 +283,13 @@ __device__ __forceinline__ void stage_mid(Context& c, const DownBatch& batch, in
 // The same of MiniMax-M3 from words.
 __device__ __forceinline__ void stage_mid_of_words(Context& c, const DownBatch& batch,
                                                    int row_bytes) {
-  const int of_slot = c.layer().down.cols / 4;
-  const std::uint32_t magic = divider(of_slot);
+  const Matrix& m = c.layer().down;
+  const int of_slot = m.cols / 4;
+  const std::uint32_t magic = m.vectors_divider;  // two words a vector
   const uint4* words = words_at(kMidWords) + batch.first_slot * of_slot;
   stage_words((batch.end_slot - batch.first_slot) * of_slot, tag_of(c), layer_of(c), kGateUp,
               [&](int i) {
-                const int slot = static_cast<int>(__umulhi(static_cast<std::uint32_t>(i), magic));
+                const int slot = over(i >> 1, magic);
                 return c.x + slot * row_bytes + (i - slot * of_slot) * 8;
               },
               [&](int i) { return words + i; });
@@ -368,7 +370,7 @@ __device__ __forceinline__ void add_down(Context& c, const DownBatch& batch, int
   const int hidden = hidden_of(c.p.shape);
   const int log_parts = 31 - __clz(parts);
   const int total = batch.groups * rows * 16 << log_parts;
-  const std::uint32_t magic = divider(rows);
+  const std::uint32_t magic = c.s.rows_divider;
   const bool peers = has_peers();
   const bool stalled = WORDS && is_stalled(kDown);
   struct Place {
@@ -377,9 +379,7 @@ __device__ __forceinline__ void add_down(Context& c, const DownBatch& batch, int
   const auto place_of = [&](int i) {
     const int at = i >> log_parts & 15;
     const int of_rows = i >> log_parts >> 4;
-    const int group = magic == 0
-                          ? of_rows
-                          : static_cast<int>(__umulhi(static_cast<std::uint32_t>(of_rows), magic));
+    const int group = over(of_rows, magic);
     return Place{group, of_rows - group * rows, at, (batch.group + group) * 16 + at};
   };
   const auto residual_of = [&](int i) {

@@ -8,14 +8,15 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 // Top experts of one row by one warp: sigmoid scores, choice by score plus bias, the lower id
 // among equals, weights renormalised over the chosen ones in ascending order.
-__device__ __forceinline__ void route_row(Context& c, int row) {
+__device__ __forceinline__ void route_row(const Context& c, int row) {
   const Shape& s = c.p.shape;
   const Matrix& m = c.layer().router;
   float score[4];
   std::uint32_t order[4];
   // Lane l: experts 4 l and three more; the parts in the fixed tree.
-  const float* at = c.p.router + static_cast<std::int64_t>(row) * 16 * m.row_groups + 4 * c.lane;
-  const std::int64_t stride = static_cast<std::int64_t>(kMaxRows) * 16 * m.row_groups;
+  const int groups = kM3 ? experts_of(s) / 16 : m.row_groups;
+  const float* at = c.p.router + static_cast<std::int64_t>(row) * 16 * groups + 4 * c.lane;
+  const std::int64_t stride = static_cast<std::int64_t>(kMaxRows) * 16 * groups;
   float4 v[kRouterParts];
 #pragma unroll
   for (int part = 0; part < kRouterParts; ++part) {
@@ -136,7 +137,7 @@ __device__ __forceinline__ void share_table(Context& c) {
 // its slot is the number of choices before it, by expert, then row. `thread`: of those that meet in
 // meet(), which makes what they stored visible: one a choice, and four at least.
 template <typename S>
-__device__ __forceinline__ void order_choices(Context& c, int thread, S&& meet) {
+__device__ __forceinline__ void order_choices(const Context& c, int thread, S&& meet) {
   const int rows = c.rows();
   const int chosen = kM3 || c.layer().moe != 0 ? chosen_of(c.p.shape) : 0;
   const int choices = rows * chosen;
@@ -208,7 +209,8 @@ __device__ __forceinline__ void order_choices(Context& c, int thread, S&& meet) 
 }
 
 // The routed part of the table, handed to the feeding warps; by all computing warps.
-__device__ __forceinline__ void build_table(Context& c) {
+__device__ __noinline__ void build_table() {
+  const Context c = open_context(own_state());
   if (kM3 && kOneRow) {
     if (c.warp == 0) {
       route_row(c, 0);

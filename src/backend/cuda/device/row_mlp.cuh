@@ -189,8 +189,8 @@ __device__ __forceinline__ void row_gate_up_half(Context& c) {
 __device__ __forceinline__ void stage_mid_words(Context& c, int width, int row_bytes, int slots) {
   const int of_slot = width / 4;
   const int n = slots * of_slot;
-  const std::uint32_t magic = divider(of_slot);
-  sync(c);  // whoever still reads x
+  const std::uint32_t magic = c.layer().down.vectors_divider;  // two words a vector
+  sync(c);                                                     // whoever still reads x
 #pragma unroll 1
   for (int first = c.thread; first < n; first += 2 * kThreads) {
     const uint4* low = words_at(kMidWords) + first;
@@ -201,7 +201,7 @@ __device__ __forceinline__ void stage_mid_words(Context& c, int width, int row_b
     for (int k = 0; k < 2; ++k) {
       const int i = first + k * kThreads;
       if (i >= n) continue;
-      const int slot = static_cast<int>(__umulhi(static_cast<std::uint32_t>(i), magic));
+      const int slot = over(i >> 1, magic);
       *reinterpret_cast<uint2*>(c.x + slot * row_bytes + (i - slot * of_slot) * 8) = {w[k].x,
                                                                                       w[k].y};
     }

@@ -25,9 +25,13 @@ __device__ __noinline__ void stage_norm_of_words(const Matrix& m, const uint4* w
   const uint4* from = words + thread;
   take(v, tag, layer, made_by, [&](int k) { return from + k * kThreads; });
   if (thread == 0) stamp(stage == kQkv ? layer + 1 : layer, stage, 0);
+  float4 x[kNormParts];
   float sum = 0;
 #pragma unroll
-  for (int k = 0; k < kNormParts; ++k) sum = squares({v[k].x, v[k].y}, sum);
+  for (int k = 0; k < kNormParts; ++k) {
+    x[k] = unpack_four({v[k].x, v[k].y});
+    sum = squares(x[k], sum);
+  }
   sum = warp_sum(sum);
   if (thread % 32 == 0) s.sums[0][thread / 32] = sum;
   sync();
@@ -42,12 +46,17 @@ __device__ __noinline__ void stage_norm_of_words(const Matrix& m, const uint4* w
 #pragma unroll
     for (int i = 0; i < kWarps; i += 2 * d) part[i] += part[i + d];
   }
-  const float factor = norm_factor(part[0], hidden, s.params.shape.eps);
-  auto* to =
-      reinterpret_cast<uint2*>(memory() + kFixedBytes + s.params.slots * kSlotBytes + thread * 8);
+  const float factor =
+      staged_factor(half, norm_factor(part[0], hidden, s.params.shape.eps), x_scale);
+  auto* to = reinterpret_cast<uint2*>(memory() + s.x_at + thread * 8);
 #pragma unroll
-  for (int k = 0; k < kNormParts; ++k)
-    to[k * kThreads] = staged_by_norm(half, {v[k].x, v[k].y}, w[k], factor, x_scale);
+  for (int k = 0; k < kNormParts; ++k) w[k] = scale_by_norm(x[k], gains_of(w[k]), factor);
+  if (half) {
+#pragma unroll
+    for (int k = 0; k < kNormParts; ++k) w[k] = halves_of(w[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < kNormParts; ++k) to[k * kThreads] = w[k];
   sync();
 }
 

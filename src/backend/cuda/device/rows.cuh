@@ -66,40 +66,46 @@ __device__ __forceinline__ void clear_rows(unsigned char* x, const Layout& layou
 }
 
 // Four columns of a row: what a thread of the norm works on at once.
-__device__ __forceinline__ float squares(uint2 v, float sum) {
+__device__ __forceinline__ float4 unpack_four(uint2 v) {
   const float2 low = unpack_bf16(v.x);
   const float2 high = unpack_bf16(v.y);
-  sum = fmaf(low.x, low.x, sum);
-  sum = fmaf(low.y, low.y, sum);
-  sum = fmaf(high.x, high.x, sum);
-  return fmaf(high.y, high.y, sum);
+  return {low.x, low.y, high.x, high.y};
+}
+__device__ __forceinline__ float squares(float4 v, float sum) {
+  sum = fmaf(v.x, v.x, sum);
+  sum = fmaf(v.y, v.y, sum);
+  sum = fmaf(v.z, v.z, sum);
+  return fmaf(v.w, v.w, sum);
+}
+// 1 + w of four columns.
+__device__ __forceinline__ float4 gains_of(uint2 w) {
+  const float4 f = unpack_four(w);
+  return {1.0F + f.x, 1.0F + f.y, 1.0F + f.z, 1.0F + f.w};
 }
 // (x * factor) * (1 + w), rounded to BF16.
-__device__ __forceinline__ uint2 scale_by_norm(uint2 v, uint2 w, float factor) {
-  const auto pair = [factor](std::uint32_t a, std::uint32_t b) {
-    const float2 f = unpack_bf16(a);
-    const float2 g = unpack_bf16(b);
-    return pack_bf16((f.x * factor) * (1.0F + g.x), (f.y * factor) * (1.0F + g.y));
-  };
-  return {pair(v.x, w.x), pair(v.y, w.y)};
+__device__ __forceinline__ uint2 scale_by_norm(float4 v, float4 gains, float factor) {
+  return {pack_bf16((v.x * factor) * gains.x, (v.y * factor) * gains.y),
+          pack_bf16((v.z * factor) * gains.z, (v.w * factor) * gains.w)};
 }
-__device__ __forceinline__ uint2 half_by_norm(uint2 v, uint2 w, float factor, float x_scale) {
-  const auto pair = [factor, x_scale](std::uint32_t a, std::uint32_t b) {
-    const float2 f = unpack_bf16(a);
-    const float2 g = unpack_bf16(b);
-    return pack_half((f.x * factor) * (1.0F + g.x), (f.y * factor) * (1.0F + g.y), x_scale);
-  };
-  return {pair(v.x, w.x), pair(v.y, w.y)};
+// Products take normed rows as BF16 or FP16 times a power of two, which commutes with every
+// rounding: it goes into the factor, and BF16 is then what scale_by_norm() makes.
+__device__ __forceinline__ float staged_factor(bool half, float factor, float x_scale) {
+  return factor * (half ? x_scale : kActivationScale);
 }
-// As products with a matrix take it: BF16 scaled by a power of two, which commutes with every
-// rounding, or FP16. `factor` of norm_factor().
-__device__ __forceinline__ uint2 staged_by_norm(bool half, uint2 v, uint2 w, float factor,
-                                                float x_scale) {
-  return half ? half_by_norm(v, w, factor, x_scale)
-              : scale_by_norm(v, w, factor * kActivationScale);
+// Exact, as FP16 has the digits of BF16 and x_scale the range.
+__device__ __forceinline__ uint2 halves_of(uint2 v) {
+  const auto pair = [](std::uint32_t of) {
+    const float2 f = unpack_bf16(of);
+    const __half2 h = __floats2half2_rn(f.x, f.y);
+    return *reinterpret_cast<const std::uint32_t*>(&h);
+  };
+  return {pair(v.x), pair(v.y)};
+}
+__device__ __forceinline__ float factor_of_mean(float mean, float eps) {
+  return __frcp_rn(__fsqrt_rn(mean + eps));
 }
 __device__ __forceinline__ float norm_factor(float squares, int n, float eps) {
-  return __frcp_rn(__fsqrt_rn(__fdiv_rn(squares, static_cast<float>(n)) + eps));
+  return factor_of_mean(__fdiv_rn(squares, static_cast<float>(n)), eps);
 }
 
 // Normalises rows row_of(0..n-1) of `from` [*, hidden] into staged rows 0..n-1. The sum of squares:
@@ -119,8 +125,7 @@ inline constexpr int kNormsTogether = kOneRow ? 1 : 2;
 using NormRows = uint2[kNormsTogether][kNormParts];
 template <typename L>
 __device__ __forceinline__ void norm_in_registers(L&& load, const std::uint16_t* weight,
-                                                  const Matrix& m, int n, const Rows& row_of,
-                                                  std::uint16_t* out) {
+                                                  const Matrix& m, int n) {
   const bool half = m.format == Format::kE4M3Half;
   const float x_scale = m.x_scale;
   const int row_bytes = m.row_bytes;
@@ -133,7 +138,7 @@ __device__ __forceinline__ void norm_in_registers(L&& load, const std::uint16_t*
   uint2 w[kNormParts];
 #pragma unroll
   for (int k = 0; k < kNormParts; ++k) w[k] = __ldg(scale + k * kThreads);
-  unsigned char* x = memory() + kFixedBytes + s.params.slots * kSlotBytes + thread * 8;
+  unsigned char* x = memory() + s.x_at + thread * 8;
 #pragma unroll 1
   for (int first = 0; first < n; first += kTogether) {
     NormRows v = {};
@@ -142,9 +147,20 @@ __device__ __forceinline__ void norm_in_registers(L&& load, const std::uint16_t*
 #pragma unroll
     for (int r = 0; r < kTogether; ++r) {
 #pragma unroll
-      for (int k = 0; k < kNormParts; ++k) sum[r] = squares(v[r][k], sum[r]);
-      sum[r] = warp_sum(sum[r]);
-      if (lane == 0) s.sums[first + r][thread / 32] = sum[r];
+      for (int k = 0; k < kNormParts; ++k) sum[r] = squares(unpack_four(v[r][k]), sum[r]);
+    }
+    if constexpr (kTogether == 2) {
+      // Half a warp a row: each adds what the other half has of it, then as warp_sum().
+      const bool second = lane >= 16;
+      const float own = second ? sum[1] : sum[0];
+      const float other = second ? sum[0] : sum[1];
+      float total = own + __shfl_xor_sync(0xFFFFFFFFU, other, 16);
+#pragma unroll
+      for (int d = 8; d > 0; d >>= 1) total += __shfl_xor_sync(0xFFFFFFFFU, total, d);
+      if ((lane & 15) == 0) s.sums[first + (lane >> 4)][thread / 32] = total;
+    } else {
+      sum[0] = warp_sum(sum[0]);
+      if (lane == 0) s.sums[first][thread / 32] = sum[0];
     }
     sync();
     float factor[(kTogether + 1) / 2];
@@ -155,22 +171,26 @@ __device__ __forceinline__ void norm_in_registers(L&& load, const std::uint16_t*
       float total = s.sums[row][lane % kWarps];
 #pragma unroll
       for (int d = 1; d < kWarps; d <<= 1) total += __shfl_xor_sync(0xFFFFFFFFU, total, d);
-      factor[k] = norm_factor(total, hidden, s.params.shape.eps);
+      factor[k] = staged_factor(half, norm_factor(total, hidden, s.params.shape.eps), x_scale);
     }
+    float4 gains[kNormParts];
+#pragma unroll
+    for (int k = 0; k < kNormParts; ++k) gains[k] = gains_of(w[k]);
 #pragma unroll
     for (int r = 0; r < kTogether; ++r) {
       const float f = __shfl_sync(0xFFFFFFFFU, factor[r / 2], r % 2 * kWarps);
       if (first + r >= n) continue;
-      auto* to = reinterpret_cast<uint2*>(x + (first + r) * row_bytes);
-      auto* copy =
-          reinterpret_cast<uint2*>(out + static_cast<std::int64_t>(row_of(first + r)) * hidden) +
-          thread;
+      uint2 staged[kNormParts];
 #pragma unroll
-      for (int k = 0; k < kNormParts; ++k) {
-        const uint2 staged = staged_by_norm(half, v[r][k], w[k], f, x_scale);
-        to[k * kThreads] = staged;
-        if (!kOnePass && out != nullptr) copy[k * kThreads] = staged;
+      for (int k = 0; k < kNormParts; ++k)
+        staged[k] = scale_by_norm(unpack_four(v[r][k]), gains[k], f);
+      if (half) {
+#pragma unroll
+        for (int k = 0; k < kNormParts; ++k) staged[k] = halves_of(staged[k]);
       }
+      auto* to = reinterpret_cast<uint2*>(x + (first + r) * row_bytes);
+#pragma unroll
+      for (int k = 0; k < kNormParts; ++k) to[k * kThreads] = staged[k];
     }
   }
   sync();
@@ -193,13 +213,13 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
             for (int k = 0; k < kNormParts; ++k) v[r][k] = __ldcg(row + k * kThreads);
           }
         },
-        weight, m, n, row_of, out);
+        weight, m, n);
     return;
   }
   const Layout layout(m);
   const bool half = m.format == Format::kE4M3Half;
   Shared& s = shared();
-  unsigned char* x = memory() + kFixedBytes + s.params.slots * kSlotBytes;
+  unsigned char* x = memory() + s.x_at;
   const int thread = static_cast<int>(threadIdx.x);
   const int hidden = hidden_of(s.params.shape);
   const int parts = hidden / 4;
@@ -229,7 +249,8 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
 #pragma unroll
     for (int k = 0; k < kNormParts; ++k) {
       if (place[k] < 0) continue;
-      sum = squares(*reinterpret_cast<const uint2*>(x + r * layout.row_bytes + place[k]), sum);
+      sum = squares(
+          unpack_four(*reinterpret_cast<const uint2*>(x + r * layout.row_bytes + place[k])), sum);
     }
     sum = warp_sum(sum);
     if (thread % 32 == 0) s.sums[r][thread / 32] = sum;
@@ -251,12 +272,14 @@ __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* fr
     for (int k = 0; k < kNormParts; ++k) {
       if (place[k] < 0) continue;
       auto* at = reinterpret_cast<uint2*>(x + r * layout.row_bytes + place[k]);
-      const uint2 v = *at;
-      *at = staged_by_norm(half, v, w[k], factor, m.x_scale);
+      const float4 v = unpack_four(*at);
+      const float4 gains = gains_of(w[k]);
+      const uint2 staged = scale_by_norm(v, gains, staged_factor(half, factor, m.x_scale));
+      *at = half ? halves_of(staged) : staged;
       if (out != nullptr) {
         reinterpret_cast<uint2*>(
             out)[static_cast<std::int64_t>(row_of(r)) * parts + thread + k * kThreads] =
-            scale_by_norm(v, w[k], factor);
+            scale_by_norm(v, gains, factor);
       }
     }
   }
@@ -269,10 +292,10 @@ template <typename A>
 __device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int row_bytes,
                                            int first, int n, A&& at) {
   const int vectors = layout.cols / 8;
-  const std::uint32_t magic = divider(vectors);
+  const std::uint32_t magic = layout.vectors_divider;
 #pragma unroll 1
   for (int i = c.thread; i < n * vectors; i += kThreads) {
-    const int row = static_cast<int>(__umulhi(static_cast<std::uint32_t>(i), magic));
+    const int row = over(i, magic);
     const int vector = i - row * vectors;
     copy_async(c.x + (first + row) * row_bytes + layout.at(vector * 8), at(row) + vector * 8);
   }
@@ -301,9 +324,13 @@ __device__ __noinline__ void norm_rows(const Matrix& m, const std::uint16_t* fro
     uint2 v[kNormParts];
 #pragma unroll
     for (int k = 0; k < kNormParts; ++k) v[k] = __ldcg(own + k * kThreads);
+    float4 x[kNormParts];
     float sum = 0;
 #pragma unroll
-    for (int k = 0; k < kNormParts; ++k) sum = squares(v[k], sum);
+    for (int k = 0; k < kNormParts; ++k) {
+      x[k] = unpack_four(v[k]);
+      sum = squares(x[k], sum);
+    }
     sum = warp_sum(sum);
     float* const sums = c.s.sums[row / c.blocks & 1];
     if (c.lane == 0) sums[c.warp] = sum;
@@ -311,11 +338,16 @@ __device__ __noinline__ void norm_rows(const Matrix& m, const std::uint16_t* fro
     float total = sums[c.lane % kWarps];
 #pragma unroll
     for (int d = 1; d < kWarps; d <<= 1) total += __shfl_xor_sync(0xFFFFFFFFU, total, d);
-    const float factor = norm_factor(total, hidden, c.p.shape.eps);
+    const float factor = staged_factor(half, norm_factor(total, hidden, c.p.shape.eps), m.x_scale);
     auto* const to = reinterpret_cast<uint2*>(c.p.normed + at) + c.thread;
 #pragma unroll
-    for (int k = 0; k < kNormParts; ++k)
-      to[k * kThreads] = staged_by_norm(half, v[k], w[k], factor, m.x_scale);
+    for (int k = 0; k < kNormParts; ++k) v[k] = scale_by_norm(x[k], gains_of(w[k]), factor);
+    if (half) {
+#pragma unroll
+      for (int k = 0; k < kNormParts; ++k) v[k] = halves_of(v[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kNormParts; ++k) to[k * kThreads] = v[k];
   }
 }
 // Rows row_of(0..n-1) of `from`, normed, for a product with m.

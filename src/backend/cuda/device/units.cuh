@@ -6,9 +6,17 @@
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
-// For numbers and divisors below 2^16; a divisor of 1 gives 0 and is asked for separately.
-__device__ __noinline__ std::uint32_t divider(int divisor) {
-  return 0xFFFFFFFFU / static_cast<std::uint32_t>(divisor) + 1;
+// n / the divisor that magic is the divider() of, unless that is 1.
+__device__ __forceinline__ int over(int n, std::uint32_t magic) {
+  return magic == 0 ? n : static_cast<int>(__umulhi(static_cast<std::uint32_t>(n), magic));
+}
+// divider() of what is two or three on a whole device; divisions are long.
+__device__ __noinline__ std::uint32_t divider_of_some(int divisor) { return divider(divisor); }
+__device__ __forceinline__ std::uint32_t divider_of_few(int divisor) {
+  return divisor == 1   ? divider(1)
+         : divisor == 2 ? divider(2)
+         : divisor == 3 ? divider(3)
+                        : divider_of_some(divisor);
 }
 
 // A run of units of one matrix, each a row group of some pass (or of the matrix alone). A pass is
@@ -32,8 +40,7 @@ struct Run {
   __device__ Place place(int i) const {
     const int number = begin + i * step;
     if (pass < 0) return {-1, number};
-    const int which =
-        magic == 0 ? number : static_cast<int>(__umulhi(static_cast<std::uint32_t>(number), magic));
+    const int which = over(number, magic);
     return {pass + which, group + number - which * per_pass};
   }
 };
@@ -75,7 +82,7 @@ __device__ __forceinline__ Run items_of(const Matrix& m, bool by_part, int block
           mine.begin,
           1,
           by_part ? m.row_groups : 1,
-          by_part ? divider(m.row_groups) : 0,
+          by_part ? m.groups_divider : 0,
           0,
           by_part ? 0 : -1,
           0,
@@ -95,7 +102,7 @@ __device__ __forceinline__ void gate_up_runs(const Matrix& m, int first, int end
   int begin = mine.begin;
   int stop = mine.end;
   int step = 1;
-  const std::uint32_t magic = divider(m.row_groups);
+  const std::uint32_t magic = m.groups_divider;
   if (dealt) {
     begin = block - (offset - over_blocks(offset) * blocks);
     if (begin < 0) begin += blocks;
@@ -104,7 +111,7 @@ __device__ __forceinline__ void gate_up_runs(const Matrix& m, int first, int end
   }
 #pragma unroll 1
   while (begin < stop) {
-    const int pass = static_cast<int>(__umulhi(static_cast<std::uint32_t>(begin), magic));
+    const int pass = over(begin, magic);
     const int next = dealt ? stop : min(stop, (pass + 1) * m.row_groups);
     const int units = dealt ? over_blocks(next - begin + blocks - 1) : next - begin;
     f(Run{m, units, begin, step, m.row_groups, magic, 0, first, max(1, kWarps / gate_up_sums(m)),
@@ -140,7 +147,7 @@ struct DownBatch {
             0,
             1,
             groups,
-            divider(groups),
+            divider_of_few(groups),
             group,
             part == 0 ? t.shared_passes + begin : begin - routed,
             0,
@@ -167,7 +174,9 @@ __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer
   const int of_group = slots * shape.parts * kDownSums;
   const int room = p.x_bytes + 2 * red_entries_of(p) * 16 * red_columns_of(p) * 4;
   const int least = min(kColumns, rows_of(shared().step)) * row_bytes;
-  const int together = min(mine.count(), max(1, quotient(max(0, room - least), of_group)));
+  int together = mine.count();  // a few; as many as there is room for
+#pragma unroll 1
+  while (together > 1 && together * of_group > room - least) --together;
   const auto end_of = [&](int i) {
     const int pass = down_pass(t, i);
     return t.first[pass] + t.count[pass];
@@ -176,14 +185,15 @@ __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer
   for (int g = mine.begin; g < mine.end; g += together) {
     const int groups = min(together, mine.end - g);
     const int sums = groups * of_group;
-    // Slots whose activations fit.
-    const int capacity = quotient(min(p.x_bytes, room - sums), row_bytes);
+    // What activations may take.
+    const int bytes = min(p.x_bytes, room - sums);
+    const auto fit = [&](int n) { return n * row_bytes <= bytes; };
     int slot = 0;
 #pragma unroll 1
     for (int i = 0; i < passes;) {
       const int first = i;
       const int first_slot = slot;
-      if (slots - first_slot <= capacity) {
+      if (fit(slots - first_slot)) {
         i = passes;
         slot = slots;
       } else {
@@ -191,8 +201,8 @@ __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer
         std::uint32_t over = 0;
 #pragma unroll 1
         for (; over == 0 && i < passes; i += 32) {
-          over = __ballot_sync(0xFFFFFFFFU,
-                               i + lane < passes && end_of(i + lane) - first_slot > capacity);
+          over =
+              __ballot_sync(0xFFFFFFFFU, i + lane < passes && !fit(end_of(i + lane) - first_slot));
         }
         i = over != 0 ? i - 32 + __ffs(static_cast<int>(over)) - 1 : passes;
         slot = end_of(i - 1);
