@@ -12,8 +12,7 @@ template <int WARPS>
 __global__ void choose(Choice choice) {
   kernels::Shared& s = kernels::shared();
   if (threadIdx.x == 0) {
-    s.params.slots = 0;
-    s.params.x_bytes = 0;
+    kernels::divide_memory(0, 0);
     s.params.shape.topk = choice.topk;
     s.params.shape.block_size = choice.block_size;
     s.params.shape.init_blocks = choice.init_blocks;

@@ -312,8 +312,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) chain(const __grid_constant_
   if (thread == 0) {
     s.blocks = argument.rank_params != nullptr ? argument.rank_blocks : static_cast<int>(gridDim.x);
     s.block = static_cast<int>(blockIdx.x) - rank * s.blocks;
-    s.x_at = kFixedBytes + argument.slots * kSlotBytes;
-    s.sums_at = s.x_at + argument.x_bytes;
+    divide_memory(argument.slots, argument.x_bytes);
 #pragma unroll 1
     for (int i = 0; i < argument.slots; ++i) {
       mbarrier_init(&s.full[i], 1);

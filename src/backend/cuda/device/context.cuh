@@ -70,6 +70,12 @@ __device__ __forceinline__ unsigned char* memory() {
 
 __device__ __forceinline__ Shared& shared() { return *reinterpret_cast<Shared*>(memory()); }
 
+// Once a launch, by one thread.
+__device__ __forceinline__ void divide_memory(int slots, int x_bytes) {
+  shared().x_at = kFixedBytes + slots * kSlotBytes;
+  shared().sums_at = shared().x_at + x_bytes;
+}
+
 // A warp's state as its stage found it. By way of shared memory: as an argument and a result of a
 // stage it would go through local memory at every call. All lanes of a warp store the same.
 __device__ __forceinline__ const State& own_state() { return shared().states[threadIdx.x / 32]; }
