@@ -184,6 +184,28 @@ TEST(PackLarge, RowGroupsAreThoseOfSmallMatrices) {
 
 // Whatever is at most the bound stays finite in FP16, and the scale is the largest power that says
 // so.
+// Every divisor that device code may ask for, at every multiple and beside it.
+TEST(Divider, GivesQuotientsOfNumbersBelow65536) {
+  EXPECT_EQ(divider(1), 0U);  // asked for separately
+  for (int divisor = 2; divisor < 65536; ++divisor) {
+    const std::uint64_t magic = divider(divisor);
+    const auto quotient = [&](int n) {
+      return static_cast<int>(static_cast<std::uint64_t>(n) * magic >> 32);
+    };
+    for (int n = 0; n < 65536; n += divisor) {
+      ASSERT_EQ(quotient(n), n / divisor) << n << " / " << divisor;
+      const int last = std::min(n + divisor, 65536) - 1;
+      ASSERT_EQ(quotient(last), n / divisor) << last << " / " << divisor;
+    }
+  }
+}
+
+TEST(Divider, IsThatOfAMatrix) {
+  const Matrix m = describe(Format::kMXFP4, 1536, 768, 2);
+  EXPECT_EQ(m.groups_divider, divider(96));
+  EXPECT_EQ(m.vectors_divider, divider(96));
+}
+
 TEST(HalfScale, LargestPowerOfTwoThatFits) {
   for (const float bound :
        {1e-25F, 4.5e-8F, 0x1p-9F, 1.0F, 78.4F, 448.0F, 8.96F, 32768.0F, 1e6F, 1e11F}) {
