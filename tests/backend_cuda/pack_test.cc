@@ -182,8 +182,6 @@ TEST(PackLarge, RowGroupsAreThoseOfSmallMatrices) {
   }
 }
 
-// Whatever is at most the bound stays finite in FP16, and the scale is the largest power that says
-// so.
 // Every divisor that device code may ask for, at every multiple and beside it.
 TEST(Divider, GivesQuotientsOfNumbersBelow65536) {
   EXPECT_EQ(divider(1), 0U);  // asked for separately
@@ -201,11 +199,13 @@ TEST(Divider, GivesQuotientsOfNumbersBelow65536) {
 }
 
 TEST(Divider, IsThatOfAMatrix) {
-  const Matrix m = describe(Format::kMXFP4, 1536, 768, 2);
+  const Matrix m = describe(Format::kMXFP4, 1536, 1024, 2);
   EXPECT_EQ(m.groups_divider, divider(96));
-  EXPECT_EQ(m.vectors_divider, divider(96));
+  EXPECT_EQ(m.vectors_divider, divider(128));
 }
 
+// Whatever is at most the bound stays finite in FP16, and the scale is the largest power that says
+// so.
 TEST(HalfScale, LargestPowerOfTwoThatFits) {
   for (const float bound :
        {1e-25F, 4.5e-8F, 0x1p-9F, 1.0F, 78.4F, 448.0F, 8.96F, 32768.0F, 1e6F, 1e11F}) {

@@ -12,6 +12,7 @@
 
 #include "backend/cpu/step_plan.h"
 #include "backend/cuda/device_memory.h"
+#include "backend/cuda/head_plan.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/native.h"
 #include "backend/cuda/peers.h"
@@ -89,7 +90,7 @@ class Chain : public BenchChain {
   const Params& params() const { return ranks_.front()->params(); }
   const std::vector<Layer>& layers() const { return ranks_.front()->layers(); }
   bool takes_m3(const Layer& layer) const {
-    return !options_.any_kernels && m3_layer(params().shape, layer);
+    return !options_.any_kernels && blocks_ >= kLeastM3Blocks && m3_layer(params().shape, layer);
   }
   Status plan_step(std::span<const cpu::StepSequence> sequences, const cpu::CachePool& cache);
   void choose_path(const cpu::CachePool& cache);

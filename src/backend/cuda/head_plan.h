@@ -1,5 +1,5 @@
 // What a block of the kernels for MiniMax-M3 does in the stage of heads: the same in every layer of
-// a launch, so it is planned in the first (heads.cuh) and kept in shared memory.
+// a launch, so it is planned before the first (device/head_plan.cuh) and kept in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct alignas(16) HeadJob {
 };
 static_assert(sizeof(HeadJob) == 16);
 
-// Ranks of fewer blocks run the kernels for any shape.
+// Of a rank; with fewer its jobs would not fit.
 inline constexpr int kLeastM3Blocks = 32;
 // Most jobs of a block: its share of 16 rows of 72 heads, four index queries of two rows, and the
 // index keys of all rows.

@@ -109,7 +109,7 @@ cudaError_t launch(const void* kernel, const Params& params, int blocks, bool co
 
 cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
                          cudaStream_t stream) {
-  m3 = m3 && blocks >= kLeastM3Blocks;
+  if (m3 && blocks < kLeastM3Blocks) return cudaErrorInvalidConfiguration;
   const bool exchanges = params.mail.ranks > 1 && (stage == kOutput || stage == kDown);
   Params alone = params;
   alone.known_in_flight = alone.in_flight;
@@ -117,7 +117,7 @@ cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
 }
 
 cudaError_t launch_fused(const Params& params, bool m3, int blocks, cudaStream_t stream) {
-  m3 = m3 && blocks >= kLeastM3Blocks;
+  if (m3 && blocks < kLeastM3Blocks) return cudaErrorInvalidConfiguration;
   const KernelSet& set = set_of(m3, params);
   const int handed = m3 && params.most_rows <= kWordRows ? words_of(params.most_rows) : 0;
   const int words = kBarrierWords + handed * 4;

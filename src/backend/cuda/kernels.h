@@ -26,7 +26,7 @@ cudaError_t prepare_kernels(int shared_limit);
 cudaError_t fused_occupancy(const Params& params, int* blocks);
 
 // `m3`: the kernels compiled for MiniMax-M3, for layers that m3_layer() takes; the same source as
-// those for any shape, which run instead where `blocks` is below kLeastM3Blocks. kEmbed and kHead
+// those for any shape; they need kLeastM3Blocks (cudaErrorInvalidConfiguration). kEmbed and kHead
 // exist for any shape only. `blocks`: of every rank in the launch. A stage that exchanges with
 // peers is cooperative too.
 cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,

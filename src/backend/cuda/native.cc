@@ -200,6 +200,9 @@ std::string Chain::kernel_family() const {
     if (const std::string why = m3_refusal(params().shape, layer); !why.empty())
       return any + " (those for MiniMax-M3 do not fit: " + why + ")";
   }
+  if (blocks_ < kLeastM3Blocks)
+    return any + " (those for MiniMax-M3 need " + std::to_string(kLeastM3Blocks) +
+           " multiprocessors a rank, there are " + std::to_string(blocks_) + ")";
   return "kernels for MiniMax-M3";
 }
 

@@ -46,8 +46,8 @@ enum class Format : std::int32_t {
   kMXFP8,     // 16 x 32, 512 bytes and 16 of E8M0 scales
   kE4M3Half,  // E4M3 whose activations are staged as FP16, not BF16: see Matrix::x_scale
 };
-// What quotients by a divisor are made of: the high word of the product with a number, of numbers
-// and divisors below 2^16; a divisor of 1 gives 0 and is asked for separately.
+// What quotients by a divisor are made of: the high word of the product with a number, if number
+// times divisor is below 2^32; a divisor of 1 gives 0 and is asked for separately.
 inline constexpr std::uint32_t divider(int divisor) {
   return 0xFFFFFFFFU / static_cast<std::uint32_t>(divisor) + 1;
 }
@@ -170,7 +170,8 @@ inline constexpr int attention_bytes(int head_dim, bool fp8) {
 }
 
 // What the stage of heads keeps in shared memory in kernels for MiniMax-M3 of up to `rows` rows,
-// more than one: index queries of all rows, then keys on their way, sixteen at a time.
+// more than one: index queries of all rows, then keys on their way, sixteen at a time. (Of more
+// than eight rows some keys lie further on, within what projections take.)
 inline constexpr int kKeyGroupBytes = 16 * (128 + 16);
 inline constexpr int kIndexQueryBytes = 4 * 128 * 2;  // of a row
 inline constexpr int kMostKeyBuffers = 2;             // of a warp

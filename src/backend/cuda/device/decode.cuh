@@ -86,16 +86,11 @@ __device__ __forceinline__ std::uint16_t scaled_bf16(float x) {
 __device__ __forceinline__ float inverse_power(float x) {
   return __uint_as_float((254U << 23) - __float_as_uint(x));
 }
-// Rounded to BF16, then FP16 of that times x_scale (Matrix::x_scale).
-__device__ __forceinline__ std::uint32_t pack_half(float low, float high, float x_scale) {
-  const float2 f = unpack_bf16(pack_bf16(low, high));
-  const __half2 v = __floats2half2_rn(f.x * x_scale, f.y * x_scale);
-  return *reinterpret_cast<const std::uint32_t*>(&v);
-}
 __device__ __forceinline__ float round_bf16(float x) {
   return __bfloat162float(__float2bfloat16_rn(x));
 }
 
+// Rounded to BF16, then FP16 of that times x_scale (Matrix::x_scale).
 __device__ __forceinline__ std::uint16_t scaled_half(float x, float x_scale) {
   return __half_as_ushort(__float2half_rn(round_bf16(x) * x_scale));
 }

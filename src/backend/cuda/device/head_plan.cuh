@@ -12,17 +12,17 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 // In the kernels for M3 of more rows than one, keys of a warp's next tasks are on their way into
 // shared memory while it does something else: those of its first ones while it waits for the
-// projections. They lie behind the index queries of all rows.
+// projections. They lie behind the index queries of all rows, but for:
 inline constexpr bool kStagesKeys = kM3 && !kOneRow;
 inline constexpr int kKeyBuffers = key_buffers(kMostRows);  // of a warp
 static_assert(kKeyBuffers <= kMostKeyBuffers);
 inline constexpr int kKeysBegin = kMostRows * kIndexQueryBytes;
-// Of more than eight rows, those of a warp's first task lie where the parts of normed rows that
-// projections take do not reach: they are on their way while those are waited for.
+// Of more than eight rows, those of a warp's first task, which lie where the parts of normed rows
+// that projections take do not reach: they are on their way while those are waited for.
 inline constexpr bool kEarlyKeys = kStagesKeys && !kOnePass;
-inline constexpr int kEarlyKeysBegin = kColumns * 6144 * 2 - kWarps * kKeyGroupBytes;
+inline constexpr int kEarlyKeysBegin = kColumns * kMaxHidden * 2 - kWarps * kKeyGroupBytes;
 static_assert(!kEarlyKeys || kKeysBegin + kWarps * kKeyGroupBytes <= kEarlyKeysBegin);
-static_assert(kMaxRows * (2 * (6144 / kProjectionParts * 2) + 64) <= kEarlyKeysBegin);
+static_assert(kStagedPartsBytes <= kEarlyKeysBegin);
 __device__ __forceinline__ unsigned char* key_buffer(const Context& c, int which) {
   if constexpr (kEarlyKeys) {
     return c.x + (which == 0 ? kEarlyKeysBegin : kKeysBegin) + c.warp * kKeyGroupBytes;
@@ -127,7 +127,7 @@ __device__ __forceinline__ HeadJob head_job(const Context& c, const Share& score
           static_cast<std::int8_t>(here ? row : -1),
           kind == kIndexQuery};
 }
-// By all computing warps, in a launch's first layer.
+// By all computing warps, before a launch's first layer. The host sees to it that all jobs fit.
 __device__ __noinline__ void plan_heads() {
   const Context c = open_context({});
   const Shape& s = c.p.shape;

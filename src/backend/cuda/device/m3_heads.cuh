@@ -33,7 +33,8 @@ struct HeadNorm {
   }
 };
 
-// The same of MiniMax-M3 as planned.
+// One head of one row as planned, by one warp: norm, rotation, the one rounding, then where it
+// belongs. columns(from): its columns, scaled sums in shared memory; null: another warp goes on.
 template <typename C>
 __device__ __forceinline__ void finish_planned(const Context& c, const HeadJob& job,
                                                std::uint16_t* index_queries, C&& columns) {

@@ -74,9 +74,7 @@ __device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, P&&
   const int first_part = run.units > 0 ? run.place(0).pass * K::span(m) : 0;
   const int end_part =
       run.units > 0 ? (run.place(run.units - 1).pass + 1) * K::span(m) : first_part;
-  constexpr int kBankShift = 64;                                 // parts are multiples of 128 bytes
-  constexpr int kPartBytes = kMaxHidden / kProjectionParts * 2;  // the widest
-  static_assert(kMaxRows * (2 * kPartBytes + kBankShift) <= kColumns * kMaxHidden * 2);
+  static_assert(kStagedPartsBytes <= kColumns * kMaxHidden * 2);
   const int part_bytes = m.part_cols * 2;
   const int row_bytes = (end_part - first_part) * part_bytes + kBankShift;
   const int vectors = (end_part - first_part) * part_bytes / 16;

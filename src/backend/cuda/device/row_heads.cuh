@@ -59,14 +59,14 @@ __device__ __forceinline__ void prefetch_row_keys(const Context& c, const Layer&
 
 // Most jobs of a block: all heads of a KV head are index heads of their own, its queries are dealt
 // out, and a launch of several ranks leaves each at least a block a query head.
-inline constexpr int kMaxHeadJobs = 32;
+inline constexpr int kMaxRowJobs = 32;
 // A head's job: columns of the projections from `from` on, with what it takes to finish it.
-struct HeadJob {
+struct RowJob {
   int head, from;  // head: of queries, keys, values, index queries, index keys in this order
 };
 // Job `job` of this block: index queries, own query heads, the newest index key, keys and values of
 // the heads whose newest key this block attends to. head -1: no such job.
-__device__ __forceinline__ HeadJob head_job(const Context& c, int job, int own_heads, bool score) {
+__device__ __forceinline__ RowJob row_job(const Context& c, int job, int own_heads, bool score) {
   const Shape& s = c.p.shape;
   const int first_index = s.heads + 2 * s.kv_heads;
   if (job < s.index_heads && score) return {first_index + job, s.index_q_at + job * 128};
@@ -86,8 +86,8 @@ __device__ __forceinline__ HeadJob head_job(const Context& c, int job, int own_h
   --job;
   const int kv = job >> 1;
   if (kv >= s.kv_heads || !attends_last(c, kv)) return {-1, 0};
-  return (job & 1) == 0 ? HeadJob{s.heads + kv, s.k_at + kv * 128}
-                        : HeadJob{s.heads + s.kv_heads + kv, s.v_at + kv * 128};
+  return (job & 1) == 0 ? RowJob{s.heads + kv, s.k_at + kv * 128}
+                        : RowJob{s.heads + s.kv_heads + kv, s.v_at + kv * 128};
 }
 
 // What a block does in every layer of a launch, made in its first: its jobs, and the page of each
@@ -98,7 +98,7 @@ struct RowPlan {
   // If all are attended to: the block of the context that this block attends to, and its page; -1:
   // if not.
   std::int32_t own_block, own_page;
-  std::int16_t head[kMaxHeadJobs], from[kMaxHeadJobs];
+  std::int16_t head[kMaxRowJobs], from[kMaxRowJobs];
 };
 static_assert(sizeof(RowPlan) <= sizeof(Shared::route_weight));
 __device__ __forceinline__ RowPlan& row_plan() {
@@ -120,8 +120,8 @@ __device__ __noinline__ void plan_row() {
     int n = 0;
 #pragma unroll 1
     for (int i = 0; i < jobs; ++i) {
-      const HeadJob job = head_job(c, i, own_heads, score);
-      if (job.head < 0 || n == kMaxHeadJobs) continue;
+      const RowJob job = row_job(c, i, own_heads, score);
+      if (job.head < 0 || n == kMaxRowJobs) continue;
       plan.head[n] = static_cast<std::int16_t>(job.head);
       plan.from[n++] = static_cast<std::int16_t>(job.from);
     }
@@ -135,7 +135,7 @@ __device__ __noinline__ void plan_row() {
 }
 
 // Norm, rotation and the one rounding of a job's columns in y, then where they belong; by one warp.
-__device__ __forceinline__ void finish_row_head(const Context& c, const HeadJob& job,
+__device__ __forceinline__ void finish_row_head(const Context& c, const RowJob& job,
                                                 const HeadNorm& n, const float* y,
                                                 std::uint16_t* queries) {
   const Shape& s = c.p.shape;
@@ -215,9 +215,9 @@ __device__ __forceinline__ void row_heads_stage(Context& c) {
     if (base > 0) sync(c);
     // What job `warp` needs when its columns are there.
     const auto job_at = [&](int i) {
-      return i < jobs ? HeadJob{plan.head[i], plan.from[i]} : HeadJob{-1, 0};
+      return i < jobs ? RowJob{plan.head[i], plan.from[i]} : RowJob{-1, 0};
     };
-    const HeadJob mine_job = job_at(c.warp < kJobs ? base + c.warp : jobs);
+    const RowJob mine_job = job_at(c.warp < kJobs ? base + c.warp : jobs);
     HeadNorm n{};
     if (mine_job.head >= 0) {
       const int first_index = s.heads + 2 * s.kv_heads;
@@ -229,7 +229,7 @@ __device__ __forceinline__ void row_heads_stage(Context& c) {
       n.load(weight, c.p.step->rope[0], c.lane);
     }
     const int which = c.warp >> 1;
-    const HeadJob job = job_at(base + which);
+    const RowJob job = job_at(base + which);
     if (job.head >= 0) take_columns(c, 0, job.from, c.warp & 1, y + which * 128);
     sync(c);
     if (mine_job.head >= 0) finish_row_head(c, mine_job, n, y + c.warp * 128, queries);

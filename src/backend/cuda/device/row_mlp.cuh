@@ -234,11 +234,7 @@ __device__ __forceinline__ void row_down_stage(Context& c) {
     // The routed experts' run, then the shared one's, whose items are a copy each.
     Run run = batch.run(layer, t, 0);
     run.units = slots * batch.groups;
-    const auto slot_of = [&](int unit) {
-      return run.magic == 0
-                 ? unit
-                 : static_cast<int>(__umulhi(static_cast<std::uint32_t>(unit), run.magic));
-    };
+    const auto slot_of = [&](int unit) { return over(unit, run.magic); };
     expert_products<DownKind>(
         c, run, 0, run.units, false,
         [&](int unit, int item) {

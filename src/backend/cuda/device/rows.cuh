@@ -92,7 +92,7 @@ __device__ __forceinline__ uint2 scale_by_norm(float4 v, float4 gains, float fac
 __device__ __forceinline__ float staged_factor(bool half, float factor, float x_scale) {
   return factor * (half ? x_scale : kActivationScale);
 }
-// Exact, as FP16 has the digits of BF16 and x_scale the range.
+// Exact but for the smallest values (Matrix::x_scale).
 __device__ __forceinline__ uint2 halves_of(uint2 v) {
   const auto pair = [](std::uint32_t of) {
     const float2 f = unpack_bf16(of);
@@ -110,8 +110,8 @@ __device__ __forceinline__ float norm_factor(float squares, int n, float eps) {
 
 // Normalises rows row_of(0..n-1) of `from` [*, hidden] into staged rows 0..n-1. The sum of squares:
 // thread t takes columns 4 t + 2048 k in ascending order, then lanes in halves, then the sixteen
-// warps in the fixed tree. `out`, if given, takes the unscaled rows too. All rows are fetched at
-// once.
+// warps in the fixed tree. `out`, if given, takes the unscaled rows too, but not from the kernels
+// for M3, which no head runs with. All rows are fetched at once.
 inline constexpr int kNormParts = (kMaxHidden + kThreads * 4 - 1) / (kThreads * 4);  // of a thread
 struct Rows {
   int first;
@@ -300,6 +300,11 @@ __device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int
     copy_async(c.x + (first + row) * row_bytes + layout.at(vector * 8), at(row) + vector * 8);
   }
 }
+
+// What product_by_part() stages at most: of sixteen rows two parts of K each, and a bank shift.
+inline constexpr int kBankShift = 64;  // parts: multiples of 128 bytes
+inline constexpr int kPartBytes = kMaxHidden / kProjectionParts * 2;  // the widest
+inline constexpr int kStagedPartsBytes = kMaxRows * (2 * kPartBytes + kBankShift);
 
 // More rows than a product takes at once: blocks norm a row each, for all to stage. Only with so
 // many blocks that each stages at most two parts of K (product_by_part): all rows of those fit.

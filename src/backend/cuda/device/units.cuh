@@ -6,7 +6,7 @@
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
-// n / the divisor that magic is the divider() of, unless that is 1.
+// n / the divisor that `magic` is the divider() of.
 __device__ __forceinline__ int over(int n, std::uint32_t magic) {
   return magic == 0 ? n : static_cast<int>(__umulhi(static_cast<std::uint32_t>(n), magic));
 }
@@ -27,7 +27,7 @@ struct Run {
   int units;
   int begin, step;      // unit i is number begin + i * step
   int per_pass;         // numbers of one pass
-  std::uint32_t magic;  // number / per_pass is the high word of number * magic
+  std::uint32_t magic;  // divider() of per_pass
   int group;            // row group of a pass's first number
   int pass;             // pass of number 0; -1: numbers are row groups of the matrix alone
   int batch;            // units whose sums are kept at once; 0: all
@@ -198,13 +198,13 @@ __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer
         slot = slots;
       } else {
         // Up to the first pass that no longer fits; the first one always does.
-        std::uint32_t over = 0;
+        std::uint32_t too_many = 0;
 #pragma unroll 1
-        for (; over == 0 && i < passes; i += 32) {
-          over =
+        for (; too_many == 0 && i < passes; i += 32) {
+          too_many =
               __ballot_sync(0xFFFFFFFFU, i + lane < passes && !fit(end_of(i + lane) - first_slot));
         }
-        i = over != 0 ? i - 32 + __ffs(static_cast<int>(over)) - 1 : passes;
+        i = too_many != 0 ? i - 32 + __ffs(static_cast<int>(too_many)) - 1 : passes;
         slot = end_of(i - 1);
       }
       f(DownBatch{g, groups, first, i, first_slot, slot, sums, i == passes});
