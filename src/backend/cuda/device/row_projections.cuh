@@ -48,15 +48,8 @@ __device__ __noinline__ void stage_norm_of_words(const Matrix& m, const uint4* w
   }
   const float factor =
       staged_factor(half, norm_factor(part[0], hidden, s.params.shape.eps), x_scale);
-  auto* to = reinterpret_cast<uint2*>(memory() + s.x_at + thread * 8);
-#pragma unroll
-  for (int k = 0; k < kNormParts; ++k) w[k] = scale_by_norm(x[k], gains_of(w[k]), factor);
-  if (half) {
-#pragma unroll
-    for (int k = 0; k < kNormParts; ++k) w[k] = halves_of(w[k]);
-  }
-#pragma unroll
-  for (int k = 0; k < kNormParts; ++k) to[k * kThreads] = w[k];
+  store_normed([&](int k) { return x[k]; }, [&](int k) { return gains_of(w[k]); }, half, factor,
+               reinterpret_cast<uint2*>(memory() + s.x_at + thread * 8));
   sync();
 }
 

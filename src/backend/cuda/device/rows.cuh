@@ -118,6 +118,21 @@ struct Rows {
   const std::int32_t* list;  // null: rows first, first + 1, ...
   __device__ int operator()(int i) const { return list != nullptr ? list[first + i] : first + i; }
 };
+// A thread's parts of a row, normed, as products take them; `to`: where its first one belongs.
+// `factor` of staged_factor(), gain(k): gains_of() part k.
+template <typename V, typename G>
+__device__ __forceinline__ void store_normed(V&& value, G&& gain, bool half, float factor,
+                                             uint2* to) {
+  uint2 staged[kNormParts];
+#pragma unroll
+  for (int k = 0; k < kNormParts; ++k) staged[k] = scale_by_norm(value(k), gain(k), factor);
+  if (half) {
+#pragma unroll
+    for (int k = 0; k < kNormParts; ++k) staged[k] = halves_of(staged[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < kNormParts; ++k) to[k * kThreads] = staged[k];
+}
 // The same where no padding lies between parts, up to two rows at a time: they stay in registers,
 // and every warp makes the factors itself. More would be more code. load(first, v): rows first and
 // on, as far as there are.
@@ -180,17 +195,8 @@ __device__ __forceinline__ void norm_in_registers(L&& load, const std::uint16_t*
     for (int r = 0; r < kTogether; ++r) {
       const float f = __shfl_sync(0xFFFFFFFFU, factor[r / 2], r % 2 * kWarps);
       if (first + r >= n) continue;
-      uint2 staged[kNormParts];
-#pragma unroll
-      for (int k = 0; k < kNormParts; ++k)
-        staged[k] = scale_by_norm(unpack_four(v[r][k]), gains[k], f);
-      if (half) {
-#pragma unroll
-        for (int k = 0; k < kNormParts; ++k) staged[k] = halves_of(staged[k]);
-      }
-      auto* to = reinterpret_cast<uint2*>(x + (first + r) * row_bytes);
-#pragma unroll
-      for (int k = 0; k < kNormParts; ++k) to[k * kThreads] = staged[k];
+      store_normed([&](int k) { return unpack_four(v[r][k]); }, [&](int k) { return gains[k]; },
+                   half, f, reinterpret_cast<uint2*>(x + (first + r) * row_bytes));
     }
   }
   sync();
@@ -345,14 +351,8 @@ __device__ __noinline__ void norm_rows(const Matrix& m, const std::uint16_t* fro
     for (int d = 1; d < kWarps; d <<= 1) total += __shfl_xor_sync(0xFFFFFFFFU, total, d);
     const float factor = staged_factor(half, norm_factor(total, hidden, c.p.shape.eps), m.x_scale);
     auto* const to = reinterpret_cast<uint2*>(c.p.normed + at) + c.thread;
-#pragma unroll
-    for (int k = 0; k < kNormParts; ++k) v[k] = scale_by_norm(x[k], gains_of(w[k]), factor);
-    if (half) {
-#pragma unroll
-      for (int k = 0; k < kNormParts; ++k) v[k] = halves_of(v[k]);
-    }
-#pragma unroll
-    for (int k = 0; k < kNormParts; ++k) to[k * kThreads] = v[k];
+    store_normed([&](int k) { return x[k]; }, [&](int k) { return gains_of(w[k]); }, half, factor,
+                 to);
   }
 }
 // Rows row_of(0..n-1) of `from`, normed, for a product with m.
