@@ -221,6 +221,7 @@ void Rank::build(const Options& o, const Rank* whole) {
     Layer l;
     build_layer(l, whole != nullptr ? &whole->layers[static_cast<std::size_t>(i)] : nullptr, o);
     l.input_norm = l.post_norm = l.q_norm = l.k_norm = l.index_q_norm = l.index_k_norm = norm;
+    l.index_q_scale = cuda::half_scale(std::sqrt(static_cast<float>(kHead)));
     l.router_bias = bias;
     layers.push_back(l);
   }

@@ -2,6 +2,8 @@
 // nothing whose packed matrices differ from the constants of those kernels.
 #include "backend/cuda/m3_shape.h"
 
+#include <cmath>
+
 #include <gtest/gtest.h>
 
 #include "backend/cuda/pack.h"
@@ -31,6 +33,7 @@ Layer layer_of(const Sizes& z) {
   Layer l;
   l.sparse = l.moe = l.shared = 1;
   l.qkv = describe(Format::kE4M3Half, (z.heads + 4 * z.kv_heads) / z.ranks * 128, z.hidden, 8);
+  l.index_q_scale = half_scale(std::sqrt(128.0F));
   l.o = describe(Format::kE4M3Half, z.hidden, z.heads / z.ranks * 128, parts);
   l.router = describe(Format::kBF16, 128, z.hidden, 16);
   l.gate_up = describe(Format::kMXFP4, 2 * z.width / z.ranks, z.hidden, 8);
@@ -85,6 +88,12 @@ TEST(M3Shape, EverySizeIsCompared) {
               std::string::npos)
         << why;
   }
+}
+
+TEST(M3Shape, IndexQueriesTooLargeForFP16AreForTheOtherKernels) {
+  Layer layer = layer_of({});
+  layer.index_q_scale = half_scale(1e12F);
+  EXPECT_EQ(m3_refusal(shape_of({}), layer), "the norm of index queries is too large for FP16");
 }
 
 // Blocks add to the columns of the stream that are theirs in both stages.

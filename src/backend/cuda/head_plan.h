@@ -15,8 +15,8 @@ struct alignas(16) HeadJob {
   std::uint16_t norm_at;   // of the pointer to its norm, in Layer; 0: none
   std::uint16_t cache_at;  // of that to its cache, in Layer; 0: a query
   std::uint16_t scale_at;  // of its cache's scale, in Shape
-  std::int8_t row;         // -1: no job
-  bool index;              // an index query
+  std::int8_t row;
+  bool index;  // an index query
 };
 static_assert(sizeof(HeadJob) == 16);
 

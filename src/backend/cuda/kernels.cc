@@ -119,7 +119,7 @@ cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
 cudaError_t launch_fused(const Params& params, bool m3, int blocks, cudaStream_t stream) {
   if (m3 && blocks < kLeastM3Blocks) return cudaErrorInvalidConfiguration;
   const KernelSet& set = set_of(m3, params);
-  const int handed = m3 && params.most_rows <= kWordRows ? words_of(params.most_rows) : 0;
+  const int handed = m3 ? words_of(params.most_rows) : 0;
   const int words = kBarrierWords + handed * 4;
   const cudaError_t cleared =
       cudaMemset2DAsync(params.barrier, kHandOffWords * sizeof(std::uint32_t), 0,

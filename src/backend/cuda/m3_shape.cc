@@ -42,6 +42,7 @@ std::string m3_refusal(const Shape& s, const Layer& l) {
   if (std::string size = refused_size(s); !size.empty()) return size;
   if (s.kv_fp8 == 0) return "keys and values are cached in BF16, not E4M3";
   if (s.index_fp8 == 0) return "index keys are cached in BF16, not E4M3";
+  if (!(l.index_q_scale > 0)) return "the norm of index queries is too large for FP16";
   if (!is(l.qkv, Format::kE4M3Half, kM3ProjectionTiles) || l.qkv.parts != 8)
     return "the weights of q, k and v are not FP8 of M3's shape";
   if (!is(l.o, Format::kE4M3Half, kM3OutputTiles))

@@ -221,6 +221,7 @@ Status DeviceModel::build_layer(const m3::LayerWeights& in, const Share& share, 
   ML_RETURN_IF_ERROR(upload_vector(in.k_norm, out.k_norm));
   ML_RETURN_IF_ERROR(upload_vector(in.index_q_norm, out.index_q_norm));
   ML_RETURN_IF_ERROR(upload_vector(in.index_k_norm, out.index_k_norm));
+  if (out.sparse != 0) out.index_q_scale = half_scale(norm_bound(in.index_q_norm));
   std::vector<Slice> projections{share.query_rows(in.q), share.kv_rows(in.k, share.head),
                                  share.kv_rows(in.v, share.head)};
   if (out.sparse != 0) {

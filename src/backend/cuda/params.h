@@ -90,6 +90,9 @@ struct alignas(16) Layer {
   const std::uint16_t *input_norm = nullptr, *post_norm = nullptr;  // [hidden]
   const std::uint16_t *q_norm = nullptr, *k_norm = nullptr;         // [head_dim]
   const std::uint16_t *index_q_norm = nullptr, *index_k_norm = nullptr;
+  // What index queries carry as FP16, as activations do (Matrix::x_scale); 0: they are BF16, and
+  // with a BF16 cache of index keys.
+  float index_q_scale = 0;
   const float* router_bias = nullptr;                    // [experts] or null
   unsigned char *k_cache = nullptr, *v_cache = nullptr;  // [page][kv head][128][head_dim]
   unsigned char* index_cache = nullptr;                  // [page][128][index_dim]
@@ -144,8 +147,8 @@ enum Stage : int {
   kGateUp,
   kDown,
   kHead,
-  kInputNorm,  // of more rows than a product takes at once, in the fused kernel
-  kPostNorm,
+  kInputNorm,  // sums of squares of rows normed by part, in the fused kernel
+  kPostNorm,   // the same, and normed rows for the experts
   kStages
 };
 

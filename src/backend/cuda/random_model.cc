@@ -128,6 +128,7 @@ Status DeviceModel::build_random(const m3::ModelConfig& config, Random& random) 
     if (l.sparse != 0) {
       ML_RETURN_IF_ERROR(random.norm(c.index_dim, l.index_q_norm));
       ML_RETURN_IF_ERROR(random.norm(c.index_dim, l.index_k_norm));
+      l.index_q_scale = half_scale(2 * std::sqrt(static_cast<float>(c.index_dim)));
     }
     if (l.moe != 0) {
       const std::int64_t experts = c.num_experts;

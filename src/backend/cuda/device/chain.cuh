@@ -40,17 +40,17 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
   Layer& layer = s.feed_layers[feeder()];
   const int rows = rows_of(s.step);
   constexpr bool kFused = (STAGES & (STAGES - 1)) != 0;
-  // With norms as a stage of their own, projections and router are dealt out part by part.
-  const bool by_part = kFused && norms_apart();
+  constexpr bool kByPart = kFused && kNormsByPart;
+  constexpr bool kRouterByPart = kFused && kNormsApart;
 #pragma unroll 1
   for (int l = p.first_layer; l < p.last_layer; ++l) {
     __syncwarp();
     copy_layer(p.layers, l, layer, lane, 32);
     __syncwarp();
     if (!feed.alive) break;
-    if (has(kQkv)) feed_items(feed, layer.qkv, by_part, by_part && kMayBeWide, rows);
+    if (has(kQkv)) feed_items(feed, layer.qkv, kByPart, kByPart && kMayBeWide, rows);
     if (has(kOutput)) feed_share(feed, layer.o, output_is_wide(layer.o, rows), rows);
-    if (has(kRouter) && layer.moe != 0) feed_items(feed, layer.router, by_part, false, rows);
+    if (has(kRouter) && layer.moe != 0) feed_items(feed, layer.router, kRouterByPart, false, rows);
     const int shared_passes = layer.shared_gate_up.row_groups > 0 ? passes(rows) : 0;
     if (has(kGateUp)) feed_gate_up(feed, layer.shared_gate_up, 0, shared_passes, 0, rows, 0);
     if (has(kGateUp) || has(kDown)) wait_routed(feed);
@@ -164,12 +164,6 @@ __device__ __forceinline__ void heads_and_next(Context& c) {
   heads_stage<WORDS>(c);
   fetch_next_layer(c);
 }
-__device__ __forceinline__ void input_norm_stage(Context& c) {
-  norm_rows(c.layer().qkv, c.p.hidden, c.layer().input_norm);
-}
-__device__ __forceinline__ void post_norm_stage(Context& c) {
-  norm_rows(c.layer().router, c.p.middle, c.layer().post_norm);
-}
 inline constexpr bool kRoutesBeside = kM3 && kOnePass;
 __device__ __forceinline__ void gate_up_in_step(Context& c) {
   gate_up_half<kRoutesBeside, kFewRows>(c);
@@ -204,7 +198,7 @@ __device__ __forceinline__ bool gate_up_of_layer(int l) {
 __device__ __forceinline__ bool few_rows_layer(int l) {
   const int block = block_of_rank();
   change_state([&](State& state) { state.layers_done = l - shared().params.first_layer; });
-  run<qkv_stage<true> >();
+  run<qkv_stage<true, false> >();
   mark_end(l, kQkv);
   sync();  // whoever still reads x
   start_keys(open_context(own_state()), 0, kKeyBuffers);
@@ -240,26 +234,15 @@ __device__ __forceinline__ bool fused_layer(int l) {
   if constexpr (kFewRows) return few_rows_layer(l);
   const Params& p = shared().params;
   const int block = block_of_rank();
-  const bool normed = norms_apart();
   change_state([&](State& state) {
     state.layers_done = l - p.first_layer;
-    state.normed = normed;
+    state.normed = kNormsApart;
   });
-  const bool early = kEarlyKeys && normed;
-  if (early) start_keys(open_context(own_state()), 0, 1);
-  if (normed) {
-    if (block < arrivals(kInputNorm)) {
-      if (!wait_for(l - 1, kDown, kInputNorm)) return false;
-      run<input_norm_stage>();
-      arrive(l, kInputNorm);
-    }
-    if (!wait_for(l, kInputNorm, kQkv)) return false;
-  } else if (!wait_for(l - 1, kDown, kQkv)) {
-    return false;
-  }
-  run<qkv_stage<false> >();
+  if (kEarlyKeys) start_keys(open_context(own_state()), 0, 1);
+  if (!wait_for(l - 1, kDown, kQkv)) return false;
+  run<qkv_stage<false, kNormsByPart> >();
   arrive(l, kQkv);
-  if (kStagesKeys) start_keys(open_context(own_state()), early ? 1 : 0, kKeyBuffers);
+  if (kStagesKeys) start_keys(open_context(own_state()), kEarlyKeys ? 1 : 0, kKeyBuffers);
   if (!wait_for(l, kQkv, kHeads)) return false;
   run<heads_and_next<false> >();
   arrive(l, kHeads);
@@ -277,20 +260,14 @@ __device__ __forceinline__ bool fused_layer(int l) {
   if (!wait_for(l, kMerge, kOutput)) return false;
   run<output_stage<false> >();
   arrive(l, kOutput);
-  if (normed) {
-    if (block < arrivals(kPostNorm)) {
-      if (!wait_for(l, kOutput, kPostNorm)) return false;
-      run<post_norm_stage>();
-      arrive(l, kPostNorm);
-    }
-    if (!wait_for(l, kPostNorm, kRouter)) return false;
-  } else if (!wait_for(l, kOutput, kRouter)) {
-    return false;
-  }
+  if (!wait_for(l, kOutput, kRouter)) return false;
   run<router_in_step>();
-  const Layer& layer = shared().layers[l - p.first_layer & 1];
-  if (!kOnePass && items_of(layer.router, normed, block, blocks_of_rank()).units > 0)
-    arrive(l, kRouter);
+  if (!kM3) {
+    const Layer& layer = shared().layers[l - p.first_layer & 1];
+    if (items_of(layer.router, false, block, blocks_of_rank()).units > 0) arrive(l, kRouter);
+  }
+  // Not by the warp that may still be at the router's products.
+  if (kNormsApart && !wait_for(l, kPostNorm, kShared, kThreads - 32)) return false;
   if (!gate_up_of_layer(l)) return false;
   arrive(l, kGateUp);
   if (!wait_for(l, kGateUp, kDown)) return false;
@@ -359,7 +336,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) chain(const __grid_constant_
   }
   Context c = open_context(own_state());
   if (has(kEmbed)) embed_stage(c);
-  if (has(kQkv)) qkv_stage<false>(c);
+  if (has(kQkv)) qkv_stage<false, false>(c);
   if (has(kHeads)) {
     if (kM3) plan_heads();
     if (kStagesKeys) start_keys(c, 0, kKeyBuffers);

@@ -63,6 +63,14 @@ __device__ __forceinline__ void load_octet(const unsigned char* p, bool fp8,
   }
 }
 
+// The same of E4M3 as FP16, exactly.
+__device__ __forceinline__ void load_octet_of_halves(const unsigned char* p,
+                                                     std::uint32_t (&r)[4]) {
+  const uint2 v = __ldcg(reinterpret_cast<const uint2*>(p));
+  halves_of_e4m3(v.x, r[0], r[1]);
+  halves_of_e4m3(v.y, r[2], r[3]);
+}
+
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   const bf16x2 v = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const std::uint32_t*>(&v);

@@ -85,7 +85,7 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
     from =
         m.data + at.group * run.unit_bytes + (item & ((1 << log_items) - 1)) * item_bytes + offset;
     if (passes == Passes::kExperts) from += s.table.expert[at.pass] * stride;
-    if (!kOnePass && passes == Passes::kParts) from += at.pass * stride;
+    if (kNormsByPart && passes == Passes::kParts) from += at.pass * stride;
     bytes = static_cast<std::uint32_t>(min(chunk_bytes, item_bytes - offset));
   };
   bool more = copy < copies;

@@ -14,13 +14,13 @@ __device__ __forceinline__ int arrivals(int stage) {
   const Shape& shape = s.params.shape;
   int units = blocks_of_rank();
   if (stage == kAttend) units = rows_of(s.step) * shape.kv_heads * s.step.max_chunks[1];
-  if (stage == kInputNorm || stage == kPostNorm) units = rows_of(s.step);
+  if (stage == kPostNorm) units = kRouterParts;
   if (stage == kMerge) units = rows_of(s.step) * shape.heads;
   if (stage == kRouter) {
     const Matrix& m = s.layers[0].router;
     units = m.row_groups << m.log_items;
-    // Every warp with an item arrives for itself.
-    if (kOnePass) return units;
+    // In the kernels for M3 every warp with an item arrives for itself, in every pass.
+    if (kM3) return units * passes(rows_of(s.step));
   }
   return min(units, blocks_of_rank());
 }
@@ -79,8 +79,8 @@ __device__ __noinline__ void poll_arrivals(int layer, int stage) {
 
 // The same by all computing threads, before they begin `next`. False if the block gave up: one
 // answer for all warps, as another wait may give up before the last one has looked.
-__device__ __noinline__ bool wait_for(int layer, int stage, int next) {
-  if (threadIdx.x == 0) {
+__device__ __noinline__ bool wait_for(int layer, int stage, int next, int poller = 0) {
+  if (threadIdx.x == poller) {
     poll_arrivals(layer, stage);
     stamp(stage == kDown ? layer + 1 : layer, next, 0);
   }

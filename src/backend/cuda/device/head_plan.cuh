@@ -17,12 +17,11 @@ inline constexpr bool kStagesKeys = kM3 && !kOneRow;
 inline constexpr int kKeyBuffers = key_buffers(kMostRows);  // of a warp
 static_assert(kKeyBuffers <= kMostKeyBuffers);
 inline constexpr int kKeysBegin = kMostRows * kIndexQueryBytes;
-// Of more than eight rows, those of a warp's first task, which lie where the parts of normed rows
+// Of more than four rows, those of a warp's first task, which lie where the parts of normed rows
 // that projections take do not reach: they are on their way while those are waited for.
-inline constexpr bool kEarlyKeys = kStagesKeys && !kOnePass;
-inline constexpr int kEarlyKeysBegin = kColumns * kMaxHidden * 2 - kWarps * kKeyGroupBytes;
-static_assert(!kEarlyKeys || kKeysBegin + kWarps * kKeyGroupBytes <= kEarlyKeysBegin);
-static_assert(kStagedPartsBytes <= kEarlyKeysBegin);
+inline constexpr bool kEarlyKeys = kStagesKeys && kNormsByPart;
+inline constexpr int kEarlyKeysBegin = kKeysBegin + kWarps * kKeyGroupBytes;
+static_assert(!kEarlyKeys || (kKeyBuffers == 2 && kStagedPartsBytes <= kEarlyKeysBegin));
 __device__ __forceinline__ unsigned char* key_buffer(const Context& c, int which) {
   if constexpr (kEarlyKeys) {
     return c.x + (which == 0 ? kEarlyKeysBegin : kKeysBegin) + c.warp * kKeyGroupBytes;
@@ -51,21 +50,32 @@ __device__ __forceinline__ bool keys_are_old(const Context& c, const ScoreTask& 
                      step.position[c.lane] / 16 <= task.group;
   return !__any_sync(0xFFFFFFFFU, newer);
 }
-// Job `job` of a block as planned: index queries of the rows it scores, queries, keys and values of
-// all rows dealt out over the blocks, and whatever index key of this step lies in what it scores.
-// Threads come with jobs of all kinds: what takes long, they do together.
-__device__ __forceinline__ HeadJob head_job(const Context& c, const Share& scored, int first_row,
-                                            int end_row, int dealt, int job) {
+// This step's rows whose index keys lie in what this block scores, a bit each. All lanes of a warp.
+__device__ __forceinline__ std::uint32_t rows_with_keys_here(const Context& c, const Share& scored,
+                                                             int first_row, int end_row) {
+  const StepRows& step = c.step();
+  bool here = false;
+  if (c.lane < rows_of(step)) {
+#pragma unroll 1
+    for (int r = first_row; r < end_row; ++r) {
+      const int at = r * step.max_groups + step.position[c.lane] / 16;
+      here |= step.table[r] == step.table[c.lane] && at >= scored.begin && at < scored.end;
+    }
+  }
+  return __ballot_sync(0xFFFFFFFFU, here);
+}
+// Job `job` of a block as planned: index queries of the rows it scores, its deal of queries, keys
+// and values of all rows, and index keys of rows `keys`. Threads come with jobs of all kinds: what
+// takes long, they do together.
+__device__ __forceinline__ HeadJob head_job(const Context& c, int first_row, int index_jobs,
+                                            int dealt, int per_row, std::uint32_t keys, int job) {
   enum Kind { kQuery, kKey, kValue, kIndexQuery, kIndexKey };
   const Shape& s = c.p.shape;
   const StepRows& step = c.step();
   const int first_index = s.heads + 2 * s.kv_heads;
-  const int per_row = first_index + (step.score != 0 ? 0 : 1);
-  const int index_jobs = (end_row - first_row) * s.index_heads;
   Kind kind = kIndexKey;
   int row = 0;
   int head = 0;
-  bool here = true;
   if (job < index_jobs) {
     kind = kIndexQuery;
     row = first_row + row_of_head_task(job, s.index_heads);
@@ -81,13 +91,8 @@ __device__ __forceinline__ HeadJob head_job(const Context& c, const Share& score
       head = 0;
     }
   } else {
-    row = job - index_jobs - dealt;
-    here = false;
-#pragma unroll 1
-    for (int r = first_row; r < end_row; ++r) {
-      const int at = r * step.max_groups + step.position[row] / 16;
-      here |= step.table[r] == step.table[row] && at >= scored.begin && at < scored.end;
-    }
+    for (int skip = job - index_jobs - dealt; skip > 0; --skip) keys &= keys - 1;
+    row = __ffs(static_cast<int>(keys)) - 1;
   }
   const int position = step.position[row];
   const int page = __ldg(table_of(c.p, step, row) + position / kPageTokens);
@@ -124,7 +129,7 @@ __device__ __forceinline__ HeadJob head_job(const Context& c, const Share& score
           static_cast<std::uint16_t>(norm),
           static_cast<std::uint16_t>(cache),
           static_cast<std::uint16_t>(scale),
-          static_cast<std::int8_t>(here ? row : -1),
+          static_cast<std::int8_t>(row),
           kind == kIndexQuery};
 }
 // By all computing warps, before a launch's first layer. The host sees to it that all jobs fit.
@@ -140,16 +145,19 @@ __device__ __noinline__ void plan_heads() {
   const int end_row = scores ? row_of_task(mine.end - 1, groups) + 1 : 0;
   const int per_row = s.heads + 2 * s.kv_heads + (step.score != 0 ? 0 : 1);
   const int dealt = over_blocks(rows_of(step) * per_row - c.block + c.blocks - 1);
-  const int jobs =
-      min((end_row - first_row) * s.index_heads + dealt + (step.score != 0 ? rows_of(step) : 0),
-          kMaxHeadJobs);
+  const int index_jobs = (end_row - first_row) * s.index_heads;
+  // Without scores index keys are dealt out too.
+  const std::uint32_t keys = rows_with_keys_here(c, mine, first_row, end_row);
+  const int jobs = index_jobs + dealt + __popc(keys);
+  if (jobs > kMaxHeadJobs) __trap();
   if (c.thread == 0) {
     plan.begin = mine.begin;
     plan.end = mine.end;
     plan.first_row = first_row;
     plan.jobs = jobs;
   }
-  if (c.thread < jobs) plan.job[c.thread] = head_job(c, mine, first_row, end_row, dealt, c.thread);
+  if (c.thread < jobs)
+    plan.job[c.thread] = head_job(c, first_row, index_jobs, dealt, per_row, keys, c.thread);
   ScoreTask task = ScoreTask::of(mine.begin + c.warp, groups);
   plan.row[c.warp] = task.row;
   plan.group[c.warp] = task.group;

@@ -21,6 +21,7 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
   std::uint16_t* query = nullptr;  // of this lane's first column
   unsigned char* entry = nullptr;
   bool fp8 = kv_fp8_of(s) != 0;
+  bool half_queries = false;
   float scale = 1;
   const int position = step.position[row];
   const std::int64_t page = table_of(p, step, row)[position / kPageTokens];
@@ -44,6 +45,7 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
       norm = layer.index_q_norm;
       from = s.index_q_at + head * dim;
       query = index_query + lane;
+      half_queries = index_queries_are_half(s, layer);
     } else {
       norm = layer.index_k_norm;
       from = s.index_k_at;
@@ -104,7 +106,7 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
     if (d >= dim) continue;
     const bf16 rounded = __float2bfloat16_rn(v[i]);
     if (query != nullptr) {
-      query[i * 32] = scaled_bf16(v[i]);
+      query[i * 32] = half_queries ? scaled_half(v[i], layer.index_q_scale) : scaled_bf16(v[i]);
     } else if (fp8) {
       entry[d] = __nv_cvt_float_to_fp8(__fdiv_rn(__bfloat162float(rounded), scale), __NV_SATFINITE,
                                        __NV_E4M3);

@@ -15,6 +15,11 @@ __device__ __forceinline__ const std::int32_t* table_of(const Params& p, const S
   return p.pages + static_cast<std::int64_t>(step.table[row]) * p.table_stride;
 }
 
+// Index queries are FP16 times a power of two, of which the hardware's conversion makes E4M3 keys.
+__device__ __forceinline__ bool index_queries_are_half(const Shape& s, const Layer& layer) {
+  return kM3 || (s.index_fp8 != 0 && layer.index_q_scale > 0);
+}
+
 // Where sixteen keys of a page lie in a layer's cache of them.
 __device__ __forceinline__ std::int64_t place_of_keys(int group, std::int64_t page) {
   return (page * kPageTokens + group % 8 * 16) * kIndexDim;
@@ -92,14 +97,14 @@ __device__ __forceinline__ void score_group(const Context& c, const GroupOfKeys&
     std::uint32_t high[4];
     const uint4 l = keys.low[i / 2];
     const uint4 h = keys.high[i / 2];
-    decode_e4m3_pairs(i % 2 == 0 ? l.x : l.z, low[0], low[1]);
-    decode_e4m3_pairs(i % 2 == 0 ? l.y : l.w, low[2], low[3]);
-    decode_e4m3_pairs(i % 2 == 0 ? h.x : h.z, high[0], high[1]);
-    decode_e4m3_pairs(i % 2 == 0 ? h.y : h.w, high[2], high[3]);
-    mma(acc, low[0], high[0], low[1], high[1], b.x, b.y);
-    mma(acc, low[2], high[2], low[3], high[3], b.z, b.w);
+    halves_of_e4m3(i % 2 == 0 ? l.x : l.z, low[0], low[1]);
+    halves_of_e4m3(i % 2 == 0 ? l.y : l.w, low[2], low[3]);
+    halves_of_e4m3(i % 2 == 0 ? h.x : h.z, high[0], high[1]);
+    halves_of_e4m3(i % 2 == 0 ? h.y : h.w, high[2], high[3]);
+    mma_half(acc, low[0], high[0], low[1], high[1], b.x, b.y);
+    mma_half(acc, low[2], high[2], low[3], high[3], b.z, b.w);
   }
-  best_of_keys(c, acc, kPostE4M3, visible, store);
+  best_of_keys(c, acc, inverse_power(c.layer().index_q_scale), visible, store);
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

@@ -56,7 +56,8 @@ __device__ __forceinline__ void finish_planned(const Context& c, const HeadJob& 
     const int step = job.index ? 32 : place_of_dim(0, 32);
     std::uint16_t* const to = (job.index ? index_queries : c.p.q) + job.to + at;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i * step] = scaled_bf16(v[i]);
+    for (int i = 0; i < 4; ++i)
+      to[i * step] = job.index ? scaled_half(v[i], c.layer().index_q_scale) : scaled_bf16(v[i]);
     return;
   }
   unsigned char* const to = *reinterpret_cast<unsigned char* const*>(layer + job.cache_at) +
@@ -145,9 +146,8 @@ __device__ __forceinline__ void planned_heads(Context& c) {
       // All warps meet in one place: those without a job go there with one of which they take
       // nothing.
       const int at = base + (c.warp >> 1);
-      HeadJob job = plan.job[at < jobs ? at : 0];
-      const bool there = at < jobs && job.row >= 0;
-      if (!there) job.row = 0;
+      const bool there = at < jobs;
+      const HeadJob job = plan.job[there ? at : 0];
       finish_planned(c, job, queries, [&](int from) -> const float* {
         if (there) take_columns(c, job.row, from, c.warp & 1, y);
         sync(c);
@@ -159,7 +159,6 @@ __device__ __forceinline__ void planned_heads(Context& c) {
 #pragma unroll 1
     for (int at = c.warp; at < jobs; at += kWarps) {
       const HeadJob job = plan.job[at];
-      if (job.row < 0) continue;
       finish_planned(c, job, queries, [&](int from) -> const float* {
         load_columns(c.layer(), job.row, from, 128, y);
         return y;

@@ -6,6 +6,7 @@
 #include "backend/cuda/device/exchange.cuh"
 #include "backend/cuda/device/few_rows.cuh"
 #include "backend/cuda/device/hand_off.cuh"
+#include "backend/cuda/device/part_norms.cuh"
 #include "backend/cuda/device/route.cuh"
 #include "backend/cuda/device/rows.cuh"
 
@@ -66,10 +67,11 @@ __device__ __forceinline__ void scattered_product(Context& c, const Run& run, X 
       });
 }
 
-// The same for all rows at once, which blocks of their own have normed: a block stages what its
-// items meet, one or two parts of K of every row. `WIDE`: in one pass, not in two.
-template <typename K, bool WIDE, typename P>
-__device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, P&& put) {
+// The same for all rows at once: a block stages what its items meet, one or two parts of K of every
+// row. `WIDE`: in one pass, not in two. stage(parts): into x, which nobody reads any more.
+template <typename K, bool WIDE, typename T, typename P, typename D>
+__device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, T&& stage, P&& put,
+                                                D&& done) {
   const Run run = items_of(m, true, c.block, c.blocks);
   const int first_part = run.units > 0 ? run.place(0).pass * K::span(m) : 0;
   const int end_part =
@@ -77,19 +79,8 @@ __device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, P&&
   static_assert(kStagedPartsBytes <= kColumns * kMaxHidden * 2);
   const int part_bytes = m.part_cols * 2;
   const int row_bytes = (end_part - first_part) * part_bytes + kBankShift;
-  const int vectors = (end_part - first_part) * part_bytes / 16;
   const int rows = c.rows();
-  sync(c);  // whoever still reads x
-#pragma unroll 1
-  for (int row = c.warp; row < rows; row += kWarps) {
-    const auto* from = reinterpret_cast<const unsigned char*>(
-                           c.p.normed + static_cast<std::int64_t>(row) * hidden_of(c.p.shape)) +
-                       first_part * part_bytes;
-#pragma unroll 1
-    for (int i = c.lane; i < vectors; i += 32)
-      copy_async(c.x + row * row_bytes + i * 16, from + i * 16);
-  }
-  wait_copies();
+  stage(StagedParts{first_part * m.part_cols, (end_part - first_part) * m.part_cols, row_bytes});
   sync(c);
   const int own = c.lane >> 2;
   const auto columns_from = [&](int first) {
@@ -103,19 +94,19 @@ __device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, P&&
   };
   constexpr int kTogether = WIDE ? kMaxRows : kColumns;
 #pragma unroll 1
-  for (int first = 0; first < rows; first += kTogether) {
+  for (int first = 0; first < pass_rows(c); first += kTogether) {
     scattered_product<K>(
         c, run, columns_from(first), first_part, min(kTogether, rows - first),
         [&](int part, int column_of, int row, float low, float high) {
           put(part, first + column_of, row, low, high);
         },
-        [] {});
+        done);
   }
 }
 
 // Query, key and value of a layer. `WORDS`: from words, unless this is a run's first layer, and as
-// words.
-template <bool WORDS>
+// words. `BY_PART`: as kNormsByPart says; nobody reads x any more.
+template <bool WORDS, bool BY_PART>
 __device__ __forceinline__ void qkv_stage(Context& c) {
   const Matrix& m = c.layer().qkv;
   const bool stalled = WORDS && is_stalled(kQkv);
@@ -134,27 +125,33 @@ __device__ __forceinline__ void qkv_stage(Context& c) {
       at[8] = high;
     }
   };
-  if (!kOnePass && c.normed) {
-    product_by_part<ProjectionKind, kMayBeWide>(c, m, put);
-    return;
-  }
-#pragma unroll 1
-  for (int first = 0; first < pass_rows(c); first += kColumns) {
-    const int n = min(kColumns, c.rows() - first);
-    const int own = c.lane >> 2;
-    if (WORDS && c.layers_done > 0) {
-      stage_norms_of_words(m, kHiddenWords, c.layer().input_norm, tag_of(c) - 1, layer_of(c) - 1,
-                           kDown, kQkv);
-    } else {
-      if (WORDS && c.thread == 0) stamp(layer_of(c), kQkv, 0);
-      stage_normed(c, m, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr});
-    }
-    scattered_product<ProjectionKind>(
-        c, items_of(m, false, c.block, c.blocks), column(c, m.row_bytes, own, own < n), 0, n,
-        [&](int part, int column_of, int row, float low, float high) {
-          put(part, first + column_of, row, low, high);
+  if constexpr (BY_PART) {
+    product_by_part<ProjectionKind, kMayBeWide>(
+        c, m,
+        [&](const StagedParts& parts) {
+          stage_stream(c, kInputNorm, c.p.hidden, c.layer().input_norm, parts);
+          norm_staged_parts<true>(kInputNorm, m.x_scale, parts, nullptr, kMaxHidden);
         },
-        [] {});
+        put, [] {});
+  } else {
+#pragma unroll 1
+    for (int first = 0; first < pass_rows(c); first += kColumns) {
+      const int n = min(kColumns, c.rows() - first);
+      const int own = c.lane >> 2;
+      if (WORDS && c.layers_done > 0) {
+        stage_norms_of_words(m, kHiddenWords, c.layer().input_norm, tag_of(c) - 1, layer_of(c) - 1,
+                             kDown, kQkv);
+      } else {
+        if (WORDS && c.thread == 0) stamp(layer_of(c), kQkv, 0);
+        stage_normed(c, m, c.p.hidden, c.layer().input_norm, n, Rows{first, nullptr});
+      }
+      scattered_product<ProjectionKind>(
+          c, items_of(m, false, c.block, c.blocks), column(c, m.row_bytes, own, own < n), 0, n,
+          [&](int part, int column_of, int row, float low, float high) {
+            put(part, first + column_of, row, low, high);
+          },
+          [] {});
+    }
   }
 }
 
@@ -236,30 +233,40 @@ __device__ __forceinline__ void router_products(Context& c) {
     at[8] = high;
   };
   c.staged = -1;
-  if (!kOnePass && c.normed) {
-    product_by_part<RouterKind, false>(c, m, put);
-    return;
-  }
-#pragma unroll 1
-  for (int first = 0; first < pass_rows(c); first += kColumns) {
-    const int n = min(kColumns, c.rows() - first);
-    const int own = c.lane >> 2;
-    if constexpr (WORDS) {
-      stage_norms_of_words(m, kMiddleWords, c.layer().post_norm, tag_of(c), layer_of(c), kOutput,
-                           kRouter);
-    } else {
-      stage_normed(c, m, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr});
-    }
-    scattered_product<RouterKind>(
-        c, items_of(m, false, c.block, c.blocks), column(c, m.row_bytes, own, own < n), 0, n,
-        [&](int part, int column_of, int row, float low, float high) {
-          put(part, first + column_of, row, low, high);
+  if constexpr (HANDS_OVER && kNormsApart) {
+    // Experts read normed rows from where whoever has a part's first row group leaves it.
+    const Run run = items_of(m, true, c.block, c.blocks);
+    const int kept = (run.place(0).pass + (run.place(0).group > 0 ? 1 : 0)) * m.part_cols;
+    product_by_part<RouterKind, false>(
+        c, m,
+        [&](const StagedParts& parts) {
+          stage_stream(c, kPostNorm, c.p.middle, c.layer().post_norm, parts);
+          norm_staged_parts<false>(kPostNorm, m.x_scale, parts, c.p.normed, kept);
+          if (parts.first + parts.columns > kept) arrive(layer_of(c), kPostNorm);
         },
-        [&] {
-          if (kOnePass && HANDS_OVER) arrive_item(layer_of(c), kRouter);
-        });
+        put, [&] { arrive_item(layer_of(c), kRouter); });
+  } else {
+#pragma unroll 1
+    for (int first = 0; first < pass_rows(c); first += kColumns) {
+      const int n = min(kColumns, c.rows() - first);
+      const int own = c.lane >> 2;
+      if constexpr (WORDS) {
+        stage_norms_of_words(m, kMiddleWords, c.layer().post_norm, tag_of(c), layer_of(c), kOutput,
+                             kRouter);
+      } else {
+        stage_normed(c, m, c.p.middle, c.layer().post_norm, n, Rows{first, nullptr});
+      }
+      scattered_product<RouterKind>(
+          c, items_of(m, false, c.block, c.blocks), column(c, m.row_bytes, own, own < n), 0, n,
+          [&](int part, int column_of, int row, float low, float high) {
+            put(part, first + column_of, row, low, high);
+          },
+          [&] {
+            if (kOnePass && HANDS_OVER) arrive_item(layer_of(c), kRouter);
+          });
+    }
+    if (kOnePass || c.rows() <= kColumns) c.staged = Layout(m).id();
   }
-  if (kOnePass || c.rows() <= kColumns) c.staged = Layout(m).id();
 }
 __device__ __forceinline__ void router_stage(Context& c) { router_products<false, false>(c); }
 __device__ __forceinline__ void router_in_step(Context& c) { router_products<true, kFewRows>(c); }

@@ -158,7 +158,7 @@ __device__ __forceinline__ void finish_row_head(const Context& c, const RowJob& 
   if (job.head >= first_index && job.head < first_index + s.index_heads) {
     std::uint16_t* query = queries + (job.head - first_index) * index_dim_of(s);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) query[c.lane + 32 * i] = scaled_bf16(v[i]);
+    for (int i = 0; i < 4; ++i) query[c.lane + 32 * i] = scaled_half(v[i], layer.index_q_scale);
     return;
   }
   const int position = c.step().position[0];

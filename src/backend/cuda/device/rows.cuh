@@ -307,54 +307,12 @@ __device__ __forceinline__ void stage_rows(Context& c, const Layout& layout, int
   }
 }
 
-// What product_by_part() stages at most: of sixteen rows two parts of K each, and a bank shift.
+// What product_by_part() stages at most: two parts of K of every row, each row with a bank shift,
+// and what a norm multiplies them by.
 inline constexpr int kBankShift = 64;  // parts: multiples of 128 bytes
 inline constexpr int kPartBytes = kMaxHidden / kProjectionParts * 2;  // the widest
-inline constexpr int kStagedPartsBytes = kMaxRows * (2 * kPartBytes + kBankShift);
+inline constexpr int kStagedPartsBytes = kMostRows * (2 * kPartBytes + kBankShift) + 2 * kPartBytes;
 
-// More rows than a product takes at once: blocks norm a row each, for all to stage. Only with so
-// many blocks that each stages at most two parts of K (product_by_part): all rows of those fit.
-__device__ __forceinline__ bool norms_apart() {
-  return kM3 && !kOnePass && rows_of(shared().step) > kColumns && blocks_of_rank() >= kRouterParts;
-}
-// Not by stage_norm(), which is more code, run by few blocks and so fetched anew in every layer;
-// the same sums and roundings.
-__device__ __noinline__ void norm_rows(const Matrix& m, const std::uint16_t* from,
-                                       const std::uint16_t* weight) {
-  const Context c = open_context({});
-  const int hidden = hidden_of(c.p.shape);
-  const bool half = m.format == Format::kE4M3Half;
-  const auto* scale = reinterpret_cast<const uint2*>(weight) + c.thread;
-  uint2 w[kNormParts];
-#pragma unroll
-  for (int k = 0; k < kNormParts; ++k) w[k] = __ldg(scale + k * kThreads);
-#pragma unroll 1
-  for (int row = c.block; row < c.rows(); row += c.blocks) {
-    const std::int64_t at = static_cast<std::int64_t>(row) * hidden;
-    const auto* own = reinterpret_cast<const uint2*>(from + at) + c.thread;
-    uint2 v[kNormParts];
-#pragma unroll
-    for (int k = 0; k < kNormParts; ++k) v[k] = __ldcg(own + k * kThreads);
-    float4 x[kNormParts];
-    float sum = 0;
-#pragma unroll
-    for (int k = 0; k < kNormParts; ++k) {
-      x[k] = unpack_four(v[k]);
-      sum = squares(x[k], sum);
-    }
-    sum = warp_sum(sum);
-    float* const sums = c.s.sums[row / c.blocks & 1];
-    if (c.lane == 0) sums[c.warp] = sum;
-    sync(c);
-    float total = sums[c.lane % kWarps];
-#pragma unroll
-    for (int d = 1; d < kWarps; d <<= 1) total += __shfl_xor_sync(0xFFFFFFFFU, total, d);
-    const float factor = staged_factor(half, norm_factor(total, hidden, c.p.shape.eps), m.x_scale);
-    auto* const to = reinterpret_cast<uint2*>(c.p.normed + at) + c.thread;
-    store_normed([&](int k) { return x[k]; }, [&](int k) { return gains_of(w[k]); }, half, factor,
-                 to);
-  }
-}
 // Rows row_of(0..n-1) of `from`, normed, for a product with m.
 __device__ __forceinline__ void stage_normed(Context& c, const Matrix& m, const std::uint16_t* from,
                                              const std::uint16_t* weight, int n,

@@ -51,6 +51,7 @@ __device__ __forceinline__ void score_keys(Context& c, int row, int group,
                                            const std::uint16_t* queries) {
   const Shape& s = c.p.shape;
   const bool fp8 = index_fp8_of(s) != 0;
+  const bool half = index_queries_are_half(s, c.layer());
   const int g = c.lane >> 2;
   const int t = c.lane & 3;
   const int lane_dims = index_dim_of(s) / 4;
@@ -65,8 +66,14 @@ __device__ __forceinline__ void score_keys(Context& c, int row, int group,
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (8 * i >= lane_dims) continue;
-    load_octet(key + 8 * i * bytes, fp8, low[i]);
-    load_octet(key + (8 * index_dim_of(s) + 8 * i) * bytes, fp8, high[i]);
+    const unsigned char* second = key + 8 * index_dim_of(s) * bytes;
+    if (half) {
+      load_octet_of_halves(key + 8 * i, low[i]);
+      load_octet_of_halves(second + 8 * i, high[i]);
+    } else {
+      load_octet(key + 8 * i * bytes, fp8, low[i]);
+      load_octet(second + 8 * i * bytes, fp8, high[i]);
+    }
   }
   float acc[4] = {};
 #pragma unroll
@@ -74,10 +81,16 @@ __device__ __forceinline__ void score_keys(Context& c, int row, int group,
     if (8 * i >= lane_dims) continue;
     uint4 b = {0, 0, 0, 0};
     if (g < s.index_heads) b = *reinterpret_cast<const uint4*>(q + 8 * i);
-    mma(acc, low[i][0], high[i][0], low[i][1], high[i][1], b.x, b.y);
-    mma(acc, low[i][2], high[i][2], low[i][3], high[i][3], b.z, b.w);
+    if (half) {
+      mma_half(acc, low[i][0], high[i][0], low[i][1], high[i][1], b.x, b.y);
+      mma_half(acc, low[i][2], high[i][2], low[i][3], high[i][3], b.z, b.w);
+    } else {
+      mma(acc, low[i][0], high[i][0], low[i][1], high[i][1], b.x, b.y);
+      mma(acc, low[i][2], high[i][2], low[i][3], high[i][3], b.z, b.w);
+    }
   }
-  best_of_keys(c, acc, fp8 ? kPostE4M3 : kPostBF16, c.step().position[row] + 1 - group * 16,
+  const float post = half ? inverse_power(c.layer().index_q_scale) : fp8 ? kPostE4M3 : kPostBF16;
+  best_of_keys(c, acc, post, c.step().position[row] + 1 - group * 16,
                [&](int head, float score) { store_score(c, row, head, group, score); });
 }
 

@@ -1,15 +1,16 @@
-// Hand-offs by words, in the fused kernels for one to four rows of MiniMax-M3: whoever makes a
-// value stores it with a tag in one access of 16 bytes, whoever needs it polls for the tag. No
-// fence, no counter and no second trip for the value. Words are zero at launch; a layer's tag is
-// its number in the run plus one. What is rehearsed (chain.cuh) has the tag 0, for which nobody
-// waits.
+// Hand-offs by words, in the fused kernels of MiniMax-M3: whoever makes a value stores it with a
+// tag in one access of 8 or 16 bytes, whoever needs it polls for the tag. No fence, no counter and
+// no second trip for the value. Words are zero at launch; a layer's tag is its number in the run
+// plus one. What is rehearsed (chain.cuh) has the tag 0, for which nobody waits.
 //
-// One copy of each word is enough: before a block can store a word of the next layer it has taken
-// the whole stream that enters that layer, to which every block has contributed after it took
-// everything it takes in this one. The same holds for what blocks leave for
-// each other as plain data and count: whoever reads it has done so by then. The stream itself,
-// outside words, is read only by the block that wrote it: output and down give a block the same
-// columns (m3_shape.cc asks for it).
+// One copy of each word is enough. In steps of one to four rows, which hand over most values so:
+// before a block can store a word of the next layer it has taken the whole stream that enters that
+// layer, to which every block has contributed after it took everything it takes in this one. The
+// same holds for what blocks leave for each other as plain data and count: whoever reads it has
+// done so by then. The stream itself, outside words, is read only by the block that wrote it:
+// output and down give a block the same columns (m3_shape.cc asks for it). In steps of more rows
+// only sums of squares are words (part_norms.cuh): before a block stores those of the next layer it
+// has counted all blocks' arrivals of a later stage than the one they take this layer's in.
 #pragma once
 
 #include "backend/cuda/device/give_up.cuh"
