@@ -18,10 +18,12 @@ inline constexpr int kWordRows = 4;  // most rows of a step that hand over most 
 // Of more rows: [norm of the layer][row][kSquaresOfRow] values, each with its tag.
 inline constexpr int kSquareWords = 0;
 inline constexpr int kSquaresOfRow = 16, kSquareRows = 16;
+// [row][choice], ascending: an expert and its weight.
+inline constexpr int kChoiceWords = kSquareWords + 2 * kSquareRows * kSquaresOfRow / 2;
 
 // Of up to kWordRows rows.
 // [slot][width / 4] of 4, of the experts of all rows.
-inline constexpr int kMidWords = kSquareWords + 2 * kSquareRows * kSquaresOfRow / 2;
+inline constexpr int kMidWords = kChoiceWords + kSquareRows * 4;
 inline constexpr int kWordSlots = 5 * kWordRows;  // four chosen experts and the shared one
 
 // Of each row, kRowWords apart.

@@ -41,7 +41,6 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
   const int rows = rows_of(s.step);
   constexpr bool kFused = (STAGES & (STAGES - 1)) != 0;
   constexpr bool kByPart = kFused && kNormsByPart;
-  constexpr bool kRouterByPart = kFused && kNormsApart;
 #pragma unroll 1
   for (int l = p.first_layer; l < p.last_layer; ++l) {
     __syncwarp();
@@ -50,7 +49,7 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
     if (!feed.alive) break;
     if (has(kQkv)) feed_items(feed, layer.qkv, kByPart, kByPart && kMayBeWide, rows);
     if (has(kOutput)) feed_share(feed, layer.o, output_is_wide(layer.o, rows), rows);
-    if (has(kRouter) && layer.moe != 0) feed_items(feed, layer.router, kRouterByPart, false, rows);
+    if (has(kRouter) && layer.moe != 0) feed_items(feed, layer.router, kByPart, false, rows);
     const int shared_passes = layer.shared_gate_up.row_groups > 0 ? passes(rows) : 0;
     if (has(kGateUp)) feed_gate_up(feed, layer.shared_gate_up, 0, shared_passes, 0, rows, 0);
     if (has(kGateUp) || has(kDown)) wait_routed(feed);
@@ -164,7 +163,7 @@ __device__ __forceinline__ void heads_and_next(Context& c) {
   heads_stage<WORDS>(c);
   fetch_next_layer(c);
 }
-inline constexpr bool kRoutesBeside = kM3 && kOnePass;
+inline constexpr bool kRoutesBeside = kM3;
 __device__ __forceinline__ void gate_up_in_step(Context& c) {
   gate_up_half<kRoutesBeside, kFewRows>(c);
 }
@@ -236,7 +235,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
   const int block = block_of_rank();
   change_state([&](State& state) {
     state.layers_done = l - p.first_layer;
-    state.normed = kNormsApart;
+    state.normed = kNormsByPart;
   });
   if (kEarlyKeys) start_keys(open_context(own_state()), 0, 1);
   if (!wait_for(l - 1, kDown, kQkv)) return false;
@@ -266,8 +265,9 @@ __device__ __forceinline__ bool fused_layer(int l) {
     const Layer& layer = shared().layers[l - p.first_layer & 1];
     if (items_of(layer.router, false, block, blocks_of_rank()).units > 0) arrive(l, kRouter);
   }
+  if (kNormsByPart) route_for_all();
   // Not by the warp that may still be at the router's products.
-  if (kNormsApart && !wait_for(l, kPostNorm, kShared, kThreads - 32)) return false;
+  if (kNormsByPart && !wait_for(l, kPostNorm, kShared, kThreads - 32)) return false;
   if (!gate_up_of_layer(l)) return false;
   arrive(l, kGateUp);
   if (!wait_for(l, kGateUp, kDown)) return false;

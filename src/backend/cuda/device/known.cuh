@@ -22,11 +22,10 @@ inline constexpr bool kM3 = MONOLAYER_KERNELS_M3;
 inline constexpr int kMostRows = MONOLAYER_KERNELS_ROWS;
 inline constexpr bool kOneRow = kMostRows == 1;
 inline constexpr bool kOnePass = kMostRows <= kColumns;
-// Whether the fused kernel norms rows by parts of K before the projections (device/part_norms.cuh),
-// which then are dealt out part by part; and before the router, whose blocks leave normed rows in
-// memory for the experts.
+// Whether the fused kernel norms rows by parts of K (device/part_norms.cuh): projections and router
+// are then dealt out part by part, the router's blocks leave normed rows in memory for the experts,
+// and some of them choose the experts of all rows.
 inline constexpr bool kNormsByPart = kM3 && kMostRows > kWordRows;
-inline constexpr bool kNormsApart = kM3 && !kOnePass;
 
 __device__ __forceinline__ int rows_of(const StepRows& s) { return kOneRow ? 1 : s.rows; }
 // Quotient of what is not negative. Apart: divisions are much code.

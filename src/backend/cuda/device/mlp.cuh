@@ -3,7 +3,7 @@
 
 #include "backend/cuda/device/expert_products.cuh"
 #include "backend/cuda/device/projections.cuh"
-#include "backend/cuda/device/route.cuh"
+#include "backend/cuda/device/route_beside.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
@@ -158,44 +158,32 @@ __device__ __forceinline__ void gate_up_units(Context& c, const Run& run, bool b
       });
 }
 
-// Passes [first, end) of the table: the shared expert's, or all routed ones.
+// Passes [first, end) of the table: the shared expert's, or all routed ones. `routes`: experts are
+// still to be chosen, and have been after the former's.
 template <bool WORDS>
-__device__ __forceinline__ void gate_up_passes(Context& c, bool routed) {
+__device__ __forceinline__ void gate_up_passes(Context& c, bool routed, bool routes) {
   const Layer& layer = c.layer();
   const Table& t = c.s.table;
   const Matrix& m = routed ? layer.gate_up : layer.shared_gate_up;
   const int rows = c.rows();
   const bool by_slot = kOnePass || rows <= kColumns;
+  const auto stage = [&](int n, const Rows& of) {
+    stage_normed(c, m, c.p.middle, layer.post_norm, n, of);
+    if (routes) order_beside_shared();
+    routes = false;
+  };
+  if (by_slot && c.staged != Layout(m).id()) {
+    stage(rows, Rows{0, nullptr});
+    c.staged = Layout(m).id();
+  }
   gate_up_runs(m, routed ? t.shared_passes : 0, routed ? t.passes : t.shared_passes,
                routed ? layer.shared_gate_up.row_groups : 0, rows, c.block, c.blocks,
                [&](const Run& run) {
-                 if (!by_slot || c.staged != Layout(m).id()) {
-                   const int pass = run.place(0).pass;
-                   stage_normed(c, m, c.p.middle, layer.post_norm, by_slot ? rows : t.count[pass],
-                                by_slot ? Rows{0, nullptr} : Rows{t.first[pass], t.slot_row});
-                   if (by_slot) c.staged = Layout(m).id();
-                 }
+                 const int pass = run.place(0).pass;
+                 if (!by_slot) stage(t.count[pass], Rows{t.first[pass], t.slot_row});
                  gate_up_units<WORDS>(c, run, by_slot);
                });
-}
-
-// The routed part of the table, handed to the feeding warps, by half of the warps while others
-// begin the shared expert, once all partial logits are there: a warp a row, then a lane a choice.
-// If the block gives up there is no table, and the meeting before the routed experts ends it.
-__device__ __noinline__ void route_beside_shared() {
-  const Context c = open_context(own_state());
-  static_assert(!kM3 || !kOnePass || (kMostRows <= kRoutingWarps && kMostRows * 4 <= 32));
-  const int warp = routing_warp(c);
-  if (warp < 0) return;
-  if (warp == 0 && c.lane == 0) poll_arrivals(layer_of(c), kRouter);
-  __syncwarp();
-  if (sync_routing_or(c.s.abort != 0)) return;
-  if (warp < c.rows()) route_row(c, warp);
-  sync_routing();
-  if (warp != 0) return;
-  order_choices(c, c.lane, [] { __syncwarp(); });
-  __syncwarp();
-  if (c.lane == 0) mbarrier_arrive(&c.s.routed);
+  if (routes) order_beside_shared();  // a block without a unit of the shared expert
 }
 
 // Gate and up of the expert that every row goes to (or of a dense layer's MLP), which needs no
@@ -208,11 +196,12 @@ __device__ __forceinline__ void gate_up_half(Context& c) {
       share_table(c);
       sync(c);
     }
-    if (BESIDE) route_beside_shared();
   } else if (!BESIDE) {
     build_table();
   }
-  gate_up_passes<WORDS>(c, c.routed != 0);
+  const bool routes = BESIDE && c.routed == 0;
+  if (routes && !kNormsByPart) route_beside_shared();
+  gate_up_passes<WORDS>(c, c.routed != 0, routes && kNormsByPart);
   if (c.routed == 0) return;
   c.staged = -1;
   // For the launch after this one, and for whoever looks.

@@ -233,7 +233,7 @@ __device__ __forceinline__ void router_products(Context& c) {
     at[8] = high;
   };
   c.staged = -1;
-  if constexpr (HANDS_OVER && kNormsApart) {
+  if constexpr (HANDS_OVER && kNormsByPart) {
     // Experts read normed rows from where whoever has a part's first row group leaves it.
     const Run run = items_of(m, true, c.block, c.blocks);
     const int kept = (run.place(0).pass + (run.place(0).group > 0 ? 1 : 0)) * m.part_cols;

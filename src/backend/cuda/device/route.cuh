@@ -7,8 +7,10 @@
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 // Top experts of one row by one warp: sigmoid scores, choice by score plus bias, the lower id
-// among equals, weights renormalised over the chosen ones in ascending order.
-__device__ __forceinline__ void route_row(const Context& c, int row) {
+// among equals, weights renormalised over the chosen ones in ascending order. Of several rows,
+// store(rank, expert, weight), by a lane each.
+template <typename S>
+__device__ __forceinline__ void route_row(const Context& c, int row, S&& store) {
   const Shape& s = c.p.shape;
   const Matrix& m = c.layer().router;
   float score[4];
@@ -85,16 +87,15 @@ __device__ __forceinline__ void route_row(const Context& c, int row) {
     sum += __shfl_sync(0xFFFFFFFFU, own_weight, __ffs(static_cast<int>(holder)) - 1);
   }
   if (c.lane >= chosen_of(s)) return;
-  Table& t = c.s.table;
   const float weight = s.routed_scale * __fdiv_rn(own_weight, sum);
-  t.chosen[row][rank] = own_id;
   if (!kOneRow) {
-    c.s.route_weight[row][rank] = weight;
-    c.s.experts[row * chosen_of(s) + rank] = static_cast<std::uint8_t>(own_id);
+    store(rank, own_id, weight);
     return;
   }
   // One row: its choices are the slots, and a pass each.
+  Table& t = c.s.table;
   const int pass = t.shared_passes + rank;
+  t.chosen[0][rank] = own_id;
   t.slot_of[0][rank] = rank;
   t.slot_row[rank] = 0;
   t.slot_weight[rank] = weight;
@@ -102,6 +103,18 @@ __device__ __forceinline__ void route_row(const Context& c, int row) {
   t.first[pass] = static_cast<std::int16_t>(rank);
   t.count[pass] = 1;
   if (rank == 0) t.passes = t.shared_passes + chosen_of(s);
+}
+
+// A choice of a row, for order_choices().
+__device__ __forceinline__ void keep_choice(const Context& c, int row, int rank, int expert,
+                                            float weight) {
+  c.s.table.chosen[row][rank] = expert;
+  c.s.route_weight[row][rank] = weight;
+  c.s.experts[row * chosen_of(c.p.shape) + rank] = static_cast<std::uint8_t>(expert);
+}
+__device__ __forceinline__ void route_row(const Context& c, int row) {
+  route_row(c, row,
+            [&](int rank, int expert, float weight) { keep_choice(c, row, rank, expert, weight); });
 }
 
 // The shared expert's part of the table: known before any routing, once all feeding warps have
