@@ -24,14 +24,16 @@ __device__ __forceinline__ bool index_queries_are_half(const Shape& s, const Lay
 __device__ __forceinline__ std::int64_t place_of_keys(int group, std::int64_t page) {
   return (page * kPageTokens + group % 8 * 16) * kIndexDim;
 }
-// On their way to `to`; by one warp.
+// On their way to `to`; by one warp. Each is read once a step: in the second-level cache they would
+// take the place of what blocks hand to each other.
 __device__ __forceinline__ void load_keys(const Context& c, std::int64_t place, unsigned char* to) {
   const unsigned char* from = c.layer().index_cache + place;
+  const std::uint64_t policy = read_once_policy();
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const int row = k * 4 + c.lane / 8;
     const int at = c.lane % 8 * 16;
-    copy_async(to + row * kKeyRow + at, from + row * kIndexDim + at);
+    copy_async_once(to + row * kKeyRow + at, from + row * kIndexDim + at, policy);
   }
 }
 __device__ __forceinline__ void load_keys(const Context& c, int group, std::int64_t page,

@@ -85,6 +85,13 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
                : "memory");
 }
+// The same of what is read once; `policy`: read_once_policy().
+__device__ __forceinline__ void copy_async_once(void* to, const void* from, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+      "l"(from), "l"(policy)
+      : "memory");
+}
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // This thread's copies since the last call are a group; until all but its last N groups are there.
 __device__ __forceinline__ void commit_copies() {
