@@ -4,7 +4,9 @@
 // run in turn on the same step; their results must be the same bits. No exchange between ranks is
 // part of it.
 //
-//   bench_cuda_layer [layers=57] [context=8192] [rows=1,4,16] [runs=15] [json=FILE]
+// `dense`: dense layers (attention to everything, an MLP of FP8) instead.
+//
+//   bench_cuda_layer [dense] [layers=57] [context=8192] [rows=1,4,16] [runs=15] [json=FILE]
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -22,6 +24,14 @@ namespace {
 // One rank of four without its peers.
 struct Bench {
   bool m3 = true;
+  bool dense = false;
+  cuda::Kernels kernels() const {
+    if (!m3) return cuda::Kernels::kAny;
+    return dense ? cuda::Kernels::kDenseM3 : cuda::Kernels::kSparseM3;
+  }
+  bool is_stage(int stage) const {
+    return stage != cuda::kShared && (stage != cuda::kRouter || !dense);
+  }
   int round = 0, flight = 0, known = 0;  // not 0: instead of what the plan says
   int shared_cap = 0;  // bytes a block may take of shared memory, if fewer than the device has
   int layers = 57, context = 8192, runs = 15, blocks = 0;
@@ -35,7 +45,7 @@ struct Bench {
   void set_step(int n);
   void reset(int n) { group.reset(n); }
   void native(Params q, int stage_only = -1);
-  void fused(Params q) { CHECK(cuda::launch_fused(q, m3, blocks, stream_)); }
+  void fused(Params q) { CHECK(cuda::launch_fused(q, kernels(), blocks, stream_)); }
   cudaGraphExec_t capture(const std::function<void()>& work) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
@@ -78,6 +88,7 @@ void Bench::build() {
   bench::Options options;
   options.layers = layers;
   options.context = context;
+  rank.dense = dense;
   rank.set_sizes(0, 4, 0, blocks);
   rank.build(options, nullptr);
   group.open(0, {&rank});
@@ -98,14 +109,15 @@ void Bench::native(Params q, int stage_only) {
     q.first_layer = l;
     q.last_layer = l + 1;
     for (int stage = cuda::kQkv; stage <= cuda::kDown; ++stage) {
-      if (stage == cuda::kShared || (stage_only >= 0 && stage != stage_only)) continue;
-      CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, m3, blocks, stream_));
+      if (!is_stage(stage) || (stage_only >= 0 && stage != stage_only)) continue;
+      CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, kernels(), blocks, stream_));
     }
   }
 }
 
 // Experts read per layer, on average over the layers.
 double Bench::expert_reads(int n) {
+  if (dense) return 0;
   reset(n);
   double sum = 0;
   for (int l = 0; l < layers; ++l) {
@@ -114,7 +126,7 @@ double Bench::expert_reads(int n) {
     q.last_layer = l + 1;
     for (int stage = cuda::kQkv; stage <= cuda::kDown; ++stage) {
       if (stage == cuda::kShared) continue;
-      CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, m3, blocks, stream_));
+      CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, kernels(), blocks, stream_));
     }
     cuda::Table t;
     CHECK(cudaStreamSynchronize(stream_));
@@ -149,6 +161,7 @@ int main(int argc, char** argv) {
     if (arg.rfind("runs=", 0) == 0) b.runs = std::atoi(value.c_str());
     if (arg.rfind("json=", 0) == 0) json_file = value;
     if (arg == "any") b.m3 = false;
+    if (arg == "dense") b.dense = true;
     if (arg == "once") once = true;
     if (arg == "sweep") sweep = true;
     if (arg.rfind("round=", 0) == 0) b.round = std::atoi(value.c_str());
@@ -166,17 +179,24 @@ int main(int argc, char** argv) {
   }
   b.build();
   const Layer& l0 = b.rank.layers[0];
-  const double fixed = static_cast<double>(
-      cuda::packed_bytes(l0.qkv) + cuda::packed_bytes(l0.o) + cuda::packed_bytes(l0.router) +
-      cuda::packed_bytes(l0.shared_gate_up) + cuda::packed_bytes(l0.shared_down));
+  const double fixed = static_cast<double>(cuda::packed_bytes(l0.qkv) + cuda::packed_bytes(l0.o) +
+                                           (b.dense ? 0 : cuda::packed_bytes(l0.router)) +
+                                           cuda::packed_bytes(l0.shared_gate_up) +
+                                           cuda::packed_bytes(l0.shared_down));
   const double expert = static_cast<double>(l0.gate_up_stride + l0.down_stride);
   std::vector<float> streams;
   auto* sink = bench::allocate<std::uint32_t>(static_cast<std::uint64_t>(b.blocks) * 512);
-  const auto vectors = static_cast<std::uint64_t>(l0.gate_up_stride) * 128 / 16;
+  // What a sparse layer's experts take, which dense layers have not.
+  const std::uint64_t stream_bytes =
+      b.dense ? std::uint64_t{640} << 20 : static_cast<std::uint64_t>(l0.gate_up_stride) * 128;
+  const unsigned char* own_stream =
+      b.dense ? b.rank.random(stream_bytes, cuda::Fill::kE4M3) : nullptr;
+  const std::uint64_t vectors = stream_bytes / 16;
   const auto one_stream = [&](int layer) {
     return b.time([&] {
-      CHECK(cuda::read_stream(b.rank.layers[static_cast<std::size_t>(layer)].gate_up.data,
-                              vectors * 16, sink, b.blocks, b.stream_));
+      const Layer& l = b.rank.layers[static_cast<std::size_t>(layer)];
+      CHECK(cuda::read_stream(b.dense ? own_stream : l.gate_up.data, stream_bytes, sink, b.blocks,
+                              b.stream_));
     });
   };
   const auto weight_bytes =
@@ -196,7 +216,7 @@ int main(int argc, char** argv) {
       return 2;
     }
     b.set_step(n);
-    if (b.m3 && !cuda::m3_layer(b.p.shape, b.rank.layers[0])) {
+    if (b.m3 && cuda::kernels_of(b.p.shape, b.rank.layers[0]) != b.kernels()) {
       std::fprintf(stderr, "not the layers that the kernels are compiled for\n");
       return 1;
     }
@@ -209,9 +229,9 @@ int main(int argc, char** argv) {
       continue;
     }
     const double experts = b.expert_reads(n);
-    const double chunk_bytes = std::min(b.context, 2048) * 256.0;
-    const double bytes =
-        fixed + experts * expert + n * (chunk_bytes + (b.context > 2048 ? b.context * 128.0 : 0.0));
+    const double chunk_bytes = (b.dense ? b.context : std::min(b.context, 2048)) * 256.0;
+    const double scored = !b.dense && b.context > 2048 ? b.context * 128.0 : 0.0;
+    const double bytes = fixed + experts * expert + n * (chunk_bytes + scored);
     cudaGraphExec_t native_graph = b.capture([&] { b.native(b.p); });
     cudaGraphExec_t fused_graph = b.capture([&] { b.fused(b.p); });
     std::vector<float> native_ms;
@@ -296,7 +316,9 @@ int main(int argc, char** argv) {
     const double scale = b.layers > 1 ? fused_us / (total / samples) : 0;
     std::printf("     SM clock %.0f MHz by the stamps\n", total / samples / fused_us);
     json += ", \"stages\": {";
+    bool first_stage = true;
     for (int s = cuda::kQkv; s <= cuda::kDown; ++s) {
+      if (b.dense && !b.is_stage(s)) continue;
       cudaGraphExec_t stage_graph = b.capture([&] { b.native(b.p, s); });
       std::vector<float> ms;
       for (int i = 0; i < 5; ++i) {
@@ -310,10 +332,11 @@ int main(int argc, char** argv) {
       std::snprintf(line, sizeof line,
                     "%s\"%s\": {\"work_us\": %.2f, \"slowest_us\": %.2f, \"wait_us\": %.2f, "
                     "\"own_launch_us\": %.2f}",
-                    s == cuda::kQkv ? "" : ", ", kNames[s], work[s] / samples * scale,
+                    first_stage ? "" : ", ", kNames[s], work[s] / samples * scale,
                     slowest[s] / std::max(1, b.layers - 1) * scale, waited[s] / samples * scale,
                     median(ms) * 1e3 / b.layers);
       json += line;
+      first_stage = false;
     }
     json += "}}";
     for (const int flight : {4, 6, 8, 10, 12, 16, 32}) {

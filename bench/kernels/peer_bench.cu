@@ -143,7 +143,8 @@ struct Shares {
     }
     groups.resize(1);
     groups[0].open(0, its);
-    name = std::to_string(n) + " virtual ranks" + (ranks[0].m3 ? "" : " (kernels for any shape)");
+    name = std::to_string(n) + " virtual ranks" +
+           (ranks[0].kernels != cuda::Kernels::kAny ? "" : " (kernels for any shape)");
     return true;
   }
   void on_devices(int n, const Options& o, const Rank& whole) {

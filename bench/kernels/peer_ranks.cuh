@@ -34,7 +34,8 @@ namespace bench {
 struct Rank {
   int rank = 0, size = 1, device = 0, blocks = 0;
   int heads = 64, kv_heads = 4, width = 3072;
-  bool m3 = true;
+  bool dense = false;  // layers without experts that attend to everything
+  cuda::Kernels kernels = cuda::Kernels::kSparseM3;
   const std::int32_t* tables = nullptr;
   int longest = 0;  // context
   Params p{};
@@ -61,7 +62,7 @@ struct Rank {
   }
   int q_groups() const { return heads * kHead / 16; }
   int kv_groups() const { return kv_heads * kHead / 16; }
-  int projected() const { return (heads + 3 * kv_heads + 1) * kHead; }
+  int projected() const { return (heads + (dense ? 2 : 3) * kv_heads + (dense ? 0 : 1)) * kHead; }
 
   void set_sizes(int of, int among, int on, int its_blocks) {
     rank = of;
@@ -70,7 +71,7 @@ struct Rank {
     blocks = its_blocks;
     heads = 64 / size;
     kv_heads = std::max(1, 4 / size);
-    width = 3072 / size;
+    width = (dense ? 12288 : 3072) / size;
   }
   int first_kv() const { return rank * heads / 16; }
 
@@ -111,6 +112,9 @@ struct Rank {
   // q, k, v, index q, index k: (first row group of the whole, count).
   std::vector<std::pair<int, int>> projection_groups() const {
     const int kv = first_kv() * kHead / 16;
+    if (dense)
+      return {
+          {rank * q_groups(), q_groups()}, {512 + kv, kv_groups()}, {512 + 32 + kv, kv_groups()}};
     return {{rank * q_groups(), q_groups()},
             {512 + kv, kv_groups()},
             {512 + 32 + kv, kv_groups()},
@@ -139,11 +143,14 @@ struct Rank {
 
   void build(const Options& o, const Rank* whole);
   void build_layer(Layer& l, const Layer* whole, const Options& o);
+  void build_experts(Layer& l, const Layer* whole);
+  void build_mlp(Layer& l);
 };
 
 void Rank::build_layer(Layer& l, const Layer* whole, const Options& o) {
   const int parts = 8 / size;
-  l.sparse = l.moe = l.shared = 1;
+  l.sparse = l.moe = dense ? 0 : 1;
+  l.shared = 1;
   l.qkv = cuda::describe(Format::kE4M3Half, projected(), kHidden, 8);
   l.qkv.x_scale = cuda::half_scale(std::sqrt(static_cast<float>(kHidden)));
   std::vector<float> factors;
@@ -167,6 +174,33 @@ void Rank::build_layer(Layer& l, const Layer* whole, const Options& o) {
   std::vector<float> o_factors;
   for (int i = 0; i < kHidden; ++i) o_factors.push_back(scale_of(i + 3));
   l.o.row_scale = scales(o_factors);
+  if (dense) {
+    build_mlp(l);
+  } else {
+    build_experts(l, whole);
+  }
+  const int n = all_pages(o.context);
+  l.k_cache = cache(whole != nullptr ? whole->k_cache : nullptr, n, kv_heads, first_kv(), 4);
+  l.v_cache = cache(whole != nullptr ? whole->v_cache : nullptr, n, kv_heads, first_kv(), 4);
+  if (!dense) l.index_cache = cache(whole != nullptr ? whole->index_cache : nullptr, n, 1, 0, 1);
+}
+
+void Rank::build_mlp(Layer& l) {
+  const auto& s = p.shape;
+  l.shared_gate_up = cuda::describe(Format::kE4M3Half, 2 * width, kHidden, 8);
+  l.shared_gate_up.x_scale = l.qkv.x_scale;
+  l.shared_down = cuda::describe(Format::kE4M3Half, kHidden, width, 8 / size);
+  l.shared_down.x_scale = cuda::half_scale(cuda::activation_bound(s.alpha, s.limit, s.beta));
+  for (Matrix* m : {&l.shared_gate_up, &l.shared_down}) {
+    fill_matrix(*m, nullptr, 0, 0, 1);
+    std::vector<float> factors;
+    for (int i = 0; i < m->row_groups * 16; ++i) factors.push_back(scale_of(i + 5));
+    m->row_scale = scales(factors);
+  }
+}
+
+void Rank::build_experts(Layer& l, const Layer* whole) {
+  const int parts = 8 / size;
   l.router = cuda::describe(Format::kBF16, 128, kHidden, cuda::kRouterParts);
   fill_matrix(l.router, whole != nullptr ? &whole->router : nullptr, 0, 0, 1);
   l.gate_up = l.shared_gate_up = cuda::describe(Format::kMXFP4, 2 * width, kHidden, 8);
@@ -179,10 +213,6 @@ void Rank::build_layer(Layer& l, const Layer* whole, const Options& o) {
   fill_matrix(l.shared_down, whole != nullptr ? &whole->shared_down : nullptr, 0, rank * parts, 1);
   l.gate_up_stride = cuda::packed_bytes(l.gate_up);
   l.down_stride = cuda::packed_bytes(l.down);
-  const int n = all_pages(o.context);
-  l.k_cache = cache(whole != nullptr ? whole->k_cache : nullptr, n, kv_heads, first_kv(), 4);
-  l.v_cache = cache(whole != nullptr ? whole->v_cache : nullptr, n, kv_heads, first_kv(), 4);
-  l.index_cache = cache(whole != nullptr ? whole->index_cache : nullptr, n, 1, 0, 1);
 }
 
 void Rank::build(const Options& o, const Rank* whole) {
@@ -225,7 +255,7 @@ void Rank::build(const Options& o, const Rank* whole) {
     l.router_bias = bias;
     layers.push_back(l);
   }
-  m3 = cuda::m3_layer(s, layers[0]);
+  kernels = cuda::kernels_of(s, layers[0]);
   auto* device_layers = own<Layer>(layers.size());
   CHECK(cudaMemcpy(device_layers, layers.data(), layers.size() * sizeof(Layer),
                    cudaMemcpyHostToDevice));
@@ -246,8 +276,8 @@ void Rank::build(const Options& o, const Rank* whole) {
   p.score_stride = n * 8;
   p.scores = own<float>(16ULL * kv_heads * p.score_stride);
   p.block_ids = own<std::int32_t>(16ULL * kv_heads * 16);
-  p.max_chunks = 16;
-  p.partials = own<float>(16ULL * kv_heads * 16 * cuda::partial_floats(s.group, kHead));
+  p.max_chunks = dense ? cuda::kMostPartials : 16;
+  p.partials = own<float>(16ULL * kv_heads * p.max_chunks * cuda::partial_floats(s.group, kHead));
   p.attended = own<std::uint16_t>(16ULL * heads * kHead);
   p.router = own<float>(cuda::kRouterParts * 16 * 128);
   p.mid = own<std::uint16_t>(80ULL * width);
@@ -331,13 +361,14 @@ struct Group {
     }
     s.max_groups = deepest / 16 + 1;
     s.max_chunks[1] = std::min(16, deepest / 128 + 1);
-    s.max_chunks[0] = deepest / 128 + 1;
-    s.score = s.max_chunks[0] > 16 ? 1 : 0;
+    for (const auto& row : rows)
+      s.max_chunks[0] = std::max(s.max_chunks[0], cuda::dense_partials(row.second / 128 + 1));
+    s.score = deepest / 128 + 1 > 16 ? 1 : 0;
     CHECK(cudaMemcpy(step, &s, sizeof s, cudaMemcpyHostToDevice));
     for (Rank* r : ranks) r->set_context(context);
     argument = ranks[0]->p;
     const int row = std::max({ranks[0]->layers[0].qkv.row_bytes, ranks[0]->layers[0].o.row_bytes,
-                              ranks[0]->layers[0].down.row_bytes});
+                              ranks[0]->layers[0].shared_down.row_bytes});
     if (!cuda::plan_shared_memory(s.rows, row,
                                   cuda::down_bytes(ranks[0]->layers, argument.shape.chosen, s.rows),
                                   limit, argument)) {
@@ -368,9 +399,9 @@ struct Group {
       q.mail = {};
       if (q.rank_params != nullptr) q.rank_params = no_peers;
     }
-    const bool m3 = ranks[0]->m3;
+    const cuda::Kernels kernels = ranks[0]->kernels;
     if (mono) {
-      CHECK(cuda::launch_fused(q, m3, blocks, stream));
+      CHECK(cuda::launch_fused(q, kernels, blocks, stream));
       return;
     }
     for (int l = 0; l < argument.last_layer; ++l) {
@@ -378,7 +409,7 @@ struct Group {
       q.last_layer = l + 1;
       for (int stage = cuda::kQkv; stage <= cuda::kDown; ++stage) {
         if (stage == cuda::kShared) continue;
-        CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, m3, blocks, stream));
+        CHECK(cuda::launch_stage(static_cast<cuda::Stage>(stage), q, kernels, blocks, stream));
       }
     }
   }
@@ -389,7 +420,7 @@ struct Group {
     q.mail = {};
     q.first_layer = layer;
     q.last_layer = layer + 1;
-    CHECK(cuda::launch_stage(stage, q, ranks[0]->m3, blocks, stream));
+    CHECK(cuda::launch_stage(stage, q, ranks[0]->kernels, blocks, stream));
   }
   // The hidden state of row r to row 0.
   void take_row(int r) {

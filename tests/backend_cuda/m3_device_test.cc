@@ -7,119 +7,15 @@
 #include <chrono>
 #include <cstdio>
 #include <map>
-#include <memory>
-#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "backend/cuda/params.h"
-#include "backend/cuda/random_model.h"
-#include "backend_cuda/device_harness.h"
+#include "backend_cuda/m3_chain.h"
 
 namespace monolayer::test {
 namespace {
-
-constexpr std::int64_t kPage = m3::kPageTokens;
-constexpr std::int64_t kVocab = 4096;
-
-class Toggle : public cpu::StepJudge {
- public:
-  bool fused(const cpu::StepShape& /*shape*/, int /*rank*/) override { return mono; }
-  std::string reason(const cpu::StepShape& /*shape*/) const override { return "as the test says"; }
-  bool mono = false;
-};
-
-// Sequences with pages of their own, all over the pool.
-class M3Chain {
- public:
-  // `most`: sequences of `context` tokens that the pool holds.
-  M3Chain(int stand_in, std::int64_t layers, std::int64_t most, std::int64_t context,
-          cuda::NativeOptions options = {}, bool f32_router = false)
-      : config_(cuda::m3_config(0, layers)), most_(most) {
-    config_.vocab_size = kVocab;
-    options.policy = &toggle_;
-    auto chain = cuda::create_random(
-        config_, {.seed = 7, .stand_in = stand_in, .f32_router = f32_router}, options);
-    EXPECT_TRUE(chain.ok()) << chain.status().to_string();
-    if (!chain.ok()) return;
-    chain_ = std::move(chain).value();
-    pages_ = (context + kPage - 1) / kPage;
-    auto pool = cpu::CachePool::reserve(config_, cuda::m3_caches(), most * pages_);
-    EXPECT_TRUE(pool.ok()) << pool.status().to_string();
-    pool_ = std::move(pool).value();
-    const Status ready = chain_->prepare(*pool_);
-    EXPECT_TRUE(ready.ok()) << ready.to_string();
-    ok_ = ready.ok();
-  }
-  bool ok() const { return ok_; }
-  bool m3_kernels() const { return chain_->m3_kernels(); }
-
-  // Logits of the last `query` tokens of these sequences, `context` tokens long.
-  Status step(const std::vector<std::int64_t>& which, std::int64_t context, std::int64_t query,
-              bool mono, std::vector<float>& logits, std::int32_t other = 0) {
-    std::vector<std::vector<std::int32_t>> tables, tokens;
-    for (const std::int64_t s : which) {
-      tables.push_back(table(s, context));
-      auto& own = tokens.emplace_back();
-      for (std::int64_t p = context - query; p < context; ++p)
-        own.push_back(static_cast<std::int32_t>((1 + s * 131 + p * 17 + other) % kVocab));
-    }
-    std::vector<cpu::StepSequence> sequences;
-    for (std::size_t i = 0; i < which.size(); ++i) {
-      sequences.push_back(
-          {.tokens = tokens[i], .start = context - query, .pages = tables[i], .logit_rows = query});
-    }
-    toggle_.mono = mono;
-    return chain_->step(sequences, *pool_, logits, nullptr);
-  }
-  std::vector<float> logits(const std::vector<std::int64_t>& which, std::int64_t context,
-                            std::int64_t query, bool mono) {
-    std::vector<float> out;
-    const Status status = step(which, context, query, mono, out);
-    EXPECT_TRUE(status.ok()) << status.to_string();
-    return out;
-  }
-
- private:
-  std::vector<std::int32_t> table(std::int64_t sequence, std::int64_t context) const {
-    const std::int64_t all = most_ * pages_;
-    const std::int64_t step = std::gcd<std::int64_t>(all, 37) == 1 ? 37 : 1;
-    std::vector<std::int32_t> out;
-    for (std::int64_t i = 0; i * kPage < context; ++i)
-      out.push_back(static_cast<std::int32_t>((i * most_ + sequence) * step % all));
-    return out;
-  }
-
-  m3::ModelConfig config_;
-  Toggle toggle_;
-  std::int64_t most_, pages_ = 0;
-  std::unique_ptr<cpu::CachePool> pool_;
-  std::unique_ptr<cuda::BenchChain> chain_;
-  bool ok_ = false;
-};
-
-std::vector<std::int64_t> first(std::int64_t n) {
-  std::vector<std::int64_t> out(static_cast<std::size_t>(n));
-  std::iota(out.begin(), out.end(), 0);
-  return out;
-}
-// Row i of a.
-std::vector<float> row(const std::vector<float>& a, std::int64_t i) {
-  const auto at = a.begin() + i * kVocab;
-  return {at, at + kVocab};
-}
-
-// Counts comparisons, so that a run says how much was compared.
-struct Tally {
-  std::int64_t compared = 0, differ = 0;
-  void same(const std::vector<float>& want, const std::vector<float>& got,
-            const std::string& what) {
-    ++compared;
-    if (want == got) return;
-    if (++differ <= 10) ADD_FAILURE() << what << ": other bits";
-  }
-};
 
 // 14,848: the longest whose blocks are all attended to by one row on a rank of four. Beyond 24,576
 // tokens of more than 8 rows and 32,768 of fewer blocks are chosen otherwise (select.cuh).
@@ -145,13 +41,13 @@ TEST_P(M3Device, RowsAloneAndTogetherNativeAndFused) {
   Tally tally;
   for (const std::int64_t context : kContexts) {
     const std::vector<float> want = chain.logits(first(16), context, 1, false);
-    ASSERT_EQ(want.size(), 16U * kVocab);
+    ASSERT_EQ(want.size(), 16U * kM3Vocab);
     EXPECT_NE(row(want, 0), row(want, 1));  // or nothing is compared
     for (const bool mono : {false, true}) {
       for (std::int64_t n = 1; n <= 16; ++n) {
         const std::vector<float> got = chain.logits(first(n), context, 1, mono);
-        ASSERT_EQ(got.size(), static_cast<std::size_t>(n * kVocab));
-        tally.same({want.begin(), want.begin() + n * kVocab}, got, where(context, n, mono));
+        ASSERT_EQ(got.size(), static_cast<std::size_t>(n * kM3Vocab));
+        tally.same({want.begin(), want.begin() + n * kM3Vocab}, got, where(context, n, mono));
         tally.same(row(want, n - 1), chain.logits({n - 1}, context, 1, mono),
                    where(context, 1, mono) + ", row " + std::to_string(n - 1) + " alone");
       }
@@ -185,8 +81,8 @@ TEST_P(M3Device, QueriesOfSeveralTokens) {
         for (std::int64_t n = 1; n <= most; ++n) {
           const std::vector<float> got = chain.logits(first(n), context, query, mono);
           for (std::int64_t s = 0; s < n; ++s) {
-            const auto at = got.begin() + s * query * kVocab;
-            tally.same(want[static_cast<std::size_t>(s)], {at, at + query * kVocab},
+            const auto at = got.begin() + s * query * kM3Vocab;
+            tally.same(want[static_cast<std::size_t>(s)], {at, at + query * kM3Vocab},
                        where(context, n, mono) + " of " + std::to_string(query) + " tokens");
           }
         }

@@ -131,5 +131,69 @@ TEST(M3Shape, OtherFormatsAreForTheOtherKernels) {
   }
 }
 
+Layer dense_layer_of(int ranks, std::int64_t width = 12288) {
+  Layer l = layer_of({.ranks = ranks});
+  l.sparse = l.moe = 0;
+  l.qkv = describe(Format::kE4M3Half, (64 + 2 * 4) / ranks * 128, 6144, 8);
+  l.router = l.gate_up = l.down = {};
+  l.shared_gate_up = describe(Format::kE4M3Half, 2 * width / ranks, 6144, 8);
+  l.shared_down = describe(Format::kE4M3Half, 6144, width / ranks, 8 / ranks);
+  return l;
+}
+
+TEST(M3Shape, DenseLayersHaveKernelsOfTheirOwn) {
+  const Shape shape = shape_of({});
+  for (const int ranks : {1, 2, 4}) {
+    const Layer layer = dense_layer_of(ranks);
+    EXPECT_EQ(m3_dense_refusal(shape, layer), "") << ranks;
+    EXPECT_EQ(kernels_of(shape, layer), Kernels::kDenseM3);
+    EXPECT_EQ(m3_refusal(shape, layer), "a layer is not sparse in attention and experts");
+    EXPECT_EQ(kernels_of(shape, layer_of({.ranks = ranks})), Kernels::kSparseM3);
+    EXPECT_EQ(m3_dense_refusal(shape, layer_of({.ranks = ranks})),
+              "a layer is not dense in attention and MLP");
+  }
+}
+
+TEST(M3Shape, OtherDenseLayersAreForTheOtherKernels) {
+  for (std::int32_t Shape::*size :
+       {&Shape::hidden, &Shape::head_dim, &Shape::rotary, &Shape::group}) {
+    Shape shape = shape_of({});
+    shape.*size += 16;
+    EXPECT_NE(m3_dense_refusal(shape, dense_layer_of(4)).find(", not "), std::string::npos);
+  }
+  // What only sparse layers have does not count.
+  Shape other_experts = shape_of({});
+  other_experts.experts = 64;
+  other_experts.index_fp8 = 0;
+  EXPECT_EQ(m3_dense_refusal(other_experts, dense_layer_of(4)), "");
+  Shape other_cache = shape_of({});
+  other_cache.kv_fp8 = 0;
+  EXPECT_EQ(m3_dense_refusal(other_cache, dense_layer_of(4)),
+            "keys and values are cached in BF16, not E4M3");
+  EXPECT_EQ(m3_dense_refusal(shape_of({}), dense_layer_of(4, 6144)),
+            "the MLP's weights are not FP8 of M3's shape");
+  for (Matrix Layer::*matrix :
+       {&Layer::qkv, &Layer::o, &Layer::shared_gate_up, &Layer::shared_down}) {
+    Layer layer = dense_layer_of(4);
+    const Matrix m = layer.*matrix;
+    (layer.*matrix).format = Format::kE4M3;
+    EXPECT_EQ(kernels_of(shape_of({}), layer), Kernels::kAny);
+    layer.*matrix = describe(Format::kBF16, std::int64_t{16} * m.row_groups, m.cols, m.parts);
+    EXPECT_EQ(kernels_of(shape_of({}), layer), Kernels::kAny);
+    layer.*matrix = {};
+    EXPECT_EQ(kernels_of(shape_of({}), layer), Kernels::kAny);
+  }
+}
+
+TEST(M3Shape, TheHead) {
+  const Shape shape = shape_of({});
+  EXPECT_TRUE(m3_head(shape, describe(Format::kBF16, 50016, 6144, 8)));
+  EXPECT_FALSE(m3_head(shape, describe(Format::kE4M3, 50016, 6144, 8)));
+  EXPECT_FALSE(m3_head(shape, describe(Format::kBF16, 50016, 3072, 8)));
+  Shape other = shape;
+  other.hidden = 3072;
+  EXPECT_FALSE(m3_head(other, describe(Format::kBF16, 50016, 3072, 8)));
+}
+
 }  // namespace
 }  // namespace monolayer::cuda

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "backend/cuda/pack.h"
@@ -218,6 +219,27 @@ TEST(HalfScale, LargestPowerOfTwoThatFits) {
   EXPECT_EQ(0.0F, half_scale(std::numeric_limits<float>::quiet_NaN()));
   EXPECT_EQ(0.0F, half_scale(std::numeric_limits<float>::infinity()));
   EXPECT_EQ(0.0F, half_scale(1e12F));
+}
+
+// The largest activation of many gates and ups is near the bound and never above.
+TEST(ActivationBound, HoldsForEveryGateAndUp) {
+  for (const auto& [alpha, limit, beta] :
+       {std::tuple{1.702F, 7.0F, 1.0F}, {1.0F, 7.0F, 0.0F}, {0.02F, 1.0F, -3.0F}}) {
+    const float bound = activation_bound(alpha, limit, beta);
+    float most = 0;
+    for (int i = -100000; i <= 100000; ++i) {
+      const double gate = std::min(static_cast<double>(limit), i / 100.0);
+      const double up = limit + std::fabs(beta);
+      most =
+          std::max(most, static_cast<float>(std::fabs(gate / (1 + std::exp(-alpha * gate)) * up)));
+    }
+    EXPECT_LE(most, bound);
+    EXPECT_GT(most, 0.99F * bound);
+  }
+  EXPECT_TRUE(std::isinf(activation_bound(0, 7, 1)));
+  EXPECT_TRUE(std::isinf(activation_bound(-1, 7, 1)));
+  EXPECT_TRUE(std::isinf(activation_bound(1, -7, 1)));
+  EXPECT_EQ(0, half_scale(activation_bound(0, 7, 1)));
 }
 
 }  // namespace

@@ -89,8 +89,14 @@ class Chain : public BenchChain {
   }
   const Params& params() const { return ranks_.front()->params(); }
   const std::vector<Layer>& layers() const { return ranks_.front()->layers(); }
-  bool takes_m3(const Layer& layer) const {
-    return !options_.any_kernels && blocks_ >= kLeastM3Blocks && m3_layer(params().shape, layer);
+  Kernels kernels_for(const Layer& layer) const {
+    return options_.any_kernels || blocks_ < kLeastM3Blocks ? Kernels::kAny
+                                                            : kernels_of(params().shape, layer);
+  }
+  Kernels kernels_for_head(const Params& p) const {
+    const bool m3 = !options_.any_kernels && blocks_ >= kLeastM3Blocks && p.most_rows > kColumns &&
+                    m3_head(p.shape, p.lm_head);
+    return m3 ? Kernels::kDenseM3 : Kernels::kAny;
   }
   Status plan_step(std::span<const cpu::StepSequence> sequences, const cpu::CachePool& cache);
   void choose_path(const cpu::CachePool& cache);
@@ -146,7 +152,7 @@ class Chain : public BenchChain {
   const m3::ModelConfig& config_;
   const NativeOptions options_;
   const RandomOptions random_;
-  const bool fuses_;  // some layer can be fused
+  const bool fuses_;  // some layer is sparse: others alone are not worth a path of their own
   const m3::Rope rope_;
   std::vector<std::unique_ptr<Rank>> ranks_;  // of this chain, in one launch
   std::unique_ptr<Peers> peers_;              // null for a group of one

@@ -157,15 +157,12 @@ std::int64_t Chain::page_bytes(const cpu::CacheOptions& types) const {
   const m3::ModelConfig& c = ranks_.front()->config();
   const std::int64_t caches = cpu::CachePool::page_bytes(c, types);
   const std::int64_t scores = c.index_heads * (kPageTokens / 16) * 4;
-  const std::int64_t partials =
-      c.num_kv_heads *
-      partial_floats(static_cast<int>(c.group_size()), static_cast<int>(c.head_dim)) * 4;
-  return caches + kMaxRows * (scores + partials + 4);
+  return caches + kMaxRows * (scores + 4);
 }
 
 bool Chain::m3_kernels() const {
   for (const Layer& l : layers()) {
-    if (l.moe != 0 && !takes_m3(l)) return false;
+    if (l.moe != 0 && kernels_for(l) != Kernels::kSparseM3) return false;
   }
   return true;
 }

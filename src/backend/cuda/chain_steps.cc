@@ -11,7 +11,8 @@
 namespace monolayer::cuda {
 namespace {
 
-bool fusible(const Layer& l) { return l.sparse != 0 && l.moe != 0; }
+// Whether one launch may hold both.
+bool alike(const Layer& a, const Layer& b) { return a.sparse == b.sparse && a.moe == b.moe; }
 
 }  // namespace
 
@@ -27,6 +28,8 @@ void Chain::fill_step(std::int64_t first, std::int64_t rows, bool all_logits) {
     s.token[i] = row.token;
     s.position[i] = static_cast<std::int32_t>(row.position);
     deepest = std::max(deepest, row.position);
+    s.max_chunks[0] =
+        std::max(s.max_chunks[0], dense_partials(static_cast<int>(row.position / kPageTokens + 1)));
     if (table_of.empty() || table_of.back() != row.sequence) {
       const auto& pages = plan_.sequences()[static_cast<std::size_t>(row.sequence)].pages;
       const auto at = static_cast<std::ptrdiff_t>(table_of.size()) * params().table_stride;
@@ -38,7 +41,6 @@ void Chain::fill_step(std::int64_t first, std::int64_t rows, bool all_logits) {
     rope_.angles(row.position, s.rope[i], s.rope[i] + rope_.pairs());
   }
   s.max_groups = static_cast<std::int32_t>(deepest / 16 + 1);
-  s.max_chunks[0] = static_cast<std::int32_t>(deepest / kPageTokens + 1);
   if (config_.any_sparse()) {
     const std::int64_t blocks = deepest / config_.block_size + 1;
     s.max_chunks[1] = static_cast<std::int32_t>(std::min(blocks, config_.topk_blocks));
@@ -65,7 +67,7 @@ Status Chain::launch_layer(Params p, int layer) {
   const Layer& l = layers()[static_cast<std::size_t>(layer)];
   for (int stage = kQkv; stage <= kDown; ++stage) {
     if (stage == kShared || (stage == kRouter && l.moe == 0)) continue;
-    ML_CUDA(launch_stage(static_cast<Stage>(stage), p, takes_m3(l), blocks_, stream_));
+    ML_CUDA(launch_stage(static_cast<Stage>(stage), p, kernels_for(l), blocks_, stream_));
   }
   return {};
 }
@@ -73,32 +75,31 @@ Status Chain::launch_layer(Params p, int layer) {
 Status Chain::launch_fused_run(Params p, int first, int last) {
   p.first_layer = first;
   p.last_layer = last;
-  const bool m3 = std::all_of(layers().begin() + first, layers().begin() + last,
-                              [&](const Layer& l) { return takes_m3(l); });
-  ML_CUDA(launch_fused(p, m3, blocks_, stream_));
+  const Kernels kernels = kernels_for(layers()[static_cast<std::size_t>(first)]);
+  const bool all = std::all_of(layers().begin() + first, layers().begin() + last,
+                               [&](const Layer& l) { return kernels_for(l) == kernels; });
+  ML_CUDA(launch_fused(p, all ? kernels : Kernels::kAny, blocks_, stream_));
   return {};
 }
 
 Status Chain::launch_begin(const Params& p) {
   if (peers_ != nullptr) ML_CUDA(launch_begin_step(p, stream_));
-  ML_CUDA(launch_stage(kEmbed, p, false, blocks_, stream_));
+  ML_CUDA(launch_stage(kEmbed, p, Kernels::kAny, blocks_, stream_));
   return {};
 }
 
 Status Chain::launch_layers(const Params& p, int first, int last) {
   for (int i = first; i < last;) {
     ML_RETURN_IF_ERROR(keep_rows(i));
-    int end = i;
-    while (end < last && fusible(layers()[static_cast<std::size_t>(end)]) &&
-           (end == i || !is_kept(end))) {
-      ++end;
-    }
-    if (fused_ && end > i) {
-      ML_RETURN_IF_ERROR(launch_fused_run(p, i, end));
-      i = end;
-    } else {
+    if (!fused_) {
       ML_RETURN_IF_ERROR(launch_layer(p, i++));
+      continue;
     }
+    const Layer& l = layers()[static_cast<std::size_t>(i)];
+    int end = i + 1;
+    while (end < last && alike(l, layers()[static_cast<std::size_t>(end)]) && !is_kept(end)) ++end;
+    ML_RETURN_IF_ERROR(launch_fused_run(p, i, end));
+    i = end;
   }
   return {};
 }
@@ -161,8 +162,7 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
     ML_RETURN_IF_ERROR(keep_rows(layer));
     ML_ASSIGN_OR_RETURN(const auto entering, download(p.hidden, s.rows * hidden));
     show(layer, entering);
-    const Layer& l = layers()[static_cast<std::size_t>(layer)];
-    if (fused_ && fusible(l)) {
+    if (fused_) {
       ML_RETURN_IF_ERROR(launch_fused_run(p, static_cast<int>(layer), static_cast<int>(layer) + 1));
     } else {
       ML_RETURN_IF_ERROR(launch_layer(p, static_cast<int>(layer)));

@@ -9,15 +9,20 @@ namespace monolayer::cuda {
 namespace {
 
 constexpr int kSmallLimit = 195 * 1024;
+constexpr int kLeastSlots = 8;
 // Copies on their way into a ring, at most; measured. What blocks tell each other waits behind
 // them, so the fused kernel has fewer of weights that it knows long before it uses them. A stage of
 // its own tells nobody anything.
 constexpr int in_flight(int rows) { return rows > 4 ? 8 : 10; }
 constexpr int known_in_flight(int rows) { return rows > kColumns ? 6 : 4; }
 
-const KernelSet& set_of(bool m3, const Params& params) {
-  if (!m3) return any_kernels();
+const KernelSet& set_of(Kernels kernels, const Params& params) {
+  if (kernels == Kernels::kAny) return any_kernels();
   const int most_rows = params.most_rows;
+  if (kernels == Kernels::kDenseM3)
+    return most_rows == 1   ? m3_dense_kernels_1()
+           : most_rows <= 8 ? m3_dense_kernels_8()
+                            : m3_dense_kernels_16();
   return most_rows == 1   ? m3_kernels_1()
          : most_rows <= 4 ? m3_kernels_4()
          : most_rows <= 8 ? m3_kernels_8()
@@ -25,6 +30,18 @@ const KernelSet& set_of(bool m3, const Params& params) {
 }
 
 int red_bytes(const Params& params) { return 2 * params.red_entries * 16 * params.red_columns * 4; }
+
+int slots_beside(int x_bytes, int limit, const Params& params) {
+  const int bytes = limit - any_kernels().fixed_bytes - x_bytes - red_bytes(params);
+  return std::min(bytes / kSlotBytes, kMaxSlots);
+}
+
+// A warp may wait for a slot no more than one ring ahead of what has been copied.
+int round_of(int slots) {
+  int round = kWarps;
+  while (round > slots) round /= 2;
+  return round;
+}
 
 }  // namespace
 
@@ -42,6 +59,7 @@ int down_bytes(std::span<const Layer> layers, int chosen, int rows) {
 
 bool plan_shared_memory(int rows, int row_bytes, int down_bytes, int limit, Params& params) {
   const int columns = std::min(rows, kColumns);
+  const int whole = limit;
   // With few rows the ring is deep enough anyway: what it leaves is first-level cache.
   if (columns <= 4) limit = std::min(limit, kSmallLimit);
   // The kernels for M3 come in plans of 1, 4, 8 and 16 rows.
@@ -52,15 +70,36 @@ bool plan_shared_memory(int rows, int row_bytes, int down_bytes, int limit, Para
                              attention_bytes(params.shape.head_dim, params.shape.kv_fp8 != 0),
                              heads_bytes(params.most_rows), down_bytes - red_bytes(params)});
   params.x_bytes = (params.x_bytes + 127) / 128 * 128;
-  const int fixed = any_kernels().fixed_bytes;
-  params.slots =
-      std::min((limit - fixed - params.x_bytes - red_bytes(params)) / kSlotBytes, kMaxSlots);
+  params.slots = slots_beside(params.x_bytes, limit, params);
   params.in_flight = std::min(in_flight(rows), params.slots);
   params.known_in_flight = std::min(known_in_flight(rows), params.slots);
-  // A warp may wait for a slot no more than one ring ahead of what has been copied.
-  for (params.round = kWarps; params.round > params.slots;) params.round /= 2;
-  return params.slots >= 8;
+  params.round = round_of(params.slots);
+  Params dense = params;
+  dense.red_columns = std::max(dense.red_columns, kDenseRedColumns);
+  params.dense_x_bytes = std::max(
+      params.x_bytes,
+      kDenseTeams * dense_attention_bytes(params.shape.head_dim, params.shape.kv_fp8 != 0));
+  params.dense_slots = slots_beside(params.dense_x_bytes, whole, dense);
+  return params.slots >= kLeastSlots;
 }
+
+namespace {
+
+// As the launch of these kernels wants them.
+Params params_for(Kernels kernels, const Params& params) {
+  Params p = params;
+  if (kernels == Kernels::kDenseM3) {
+    p.x_bytes = p.dense_x_bytes;
+    p.slots = p.dense_slots;
+    p.red_columns = std::max(p.red_columns, kDenseRedColumns);
+    p.round = round_of(p.slots);
+    // All of its weights are known before, and most of the time goes into reading them.
+    p.in_flight = p.known_in_flight = std::min(p.in_flight, p.slots);
+  }
+  return p;
+}
+
+}  // namespace
 
 int shared_memory(const Params& params) {
   return any_kernels().fixed_bytes + params.slots * kSlotBytes + params.x_bytes + red_bytes(params);
@@ -68,7 +107,8 @@ int shared_memory(const Params& params) {
 
 cudaError_t prepare_kernels(int shared_limit) {
   for (const KernelSet* set :
-       {&any_kernels(), &m3_kernels_1(), &m3_kernels_4(), &m3_kernels_8(), &m3_kernels_16()}) {
+       {&any_kernels(), &m3_kernels_1(), &m3_kernels_4(), &m3_kernels_8(), &m3_kernels_16(),
+        &m3_dense_kernels_1(), &m3_dense_kernels_8(), &m3_dense_kernels_16()}) {
     for (int i = 0; i <= kStages; ++i) {
       const void* kernel = i < kStages ? set->stages[i] : set->fused;
       if (kernel == nullptr) continue;
@@ -81,10 +121,12 @@ cudaError_t prepare_kernels(int shared_limit) {
 }
 
 cudaError_t fused_occupancy(const Params& params, int* blocks) {
-  for (const bool m3 : {false, true}) {
+  for (const Kernels kernels : {Kernels::kAny, Kernels::kSparseM3, Kernels::kDenseM3}) {
+    const Params p = params_for(kernels, params);
+    if (kernels == Kernels::kDenseM3 && p.slots < kLeastSlots) continue;
     const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-        blocks, set_of(m3, params).fused, kBlockThreads,
-        static_cast<std::size_t>(shared_memory(params)));
+        blocks, set_of(kernels, p).fused, kBlockThreads,
+        static_cast<std::size_t>(shared_memory(p)));
     if (error != cudaSuccess || *blocks < 1) return error;
   }
   return cudaSuccess;
@@ -94,6 +136,7 @@ namespace {
 
 cudaError_t launch(const void* kernel, const Params& params, int blocks, bool cooperative,
                    cudaStream_t stream) {
+  if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
   Params copy = params;
   copy.blocks_divider = divider(blocks);
   copy.rank_blocks = blocks;
@@ -107,26 +150,27 @@ cudaError_t launch(const void* kernel, const Params& params, int blocks, bool co
 
 }  // namespace
 
-cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
+cudaError_t launch_stage(Stage stage, const Params& params, Kernels kernels, int blocks,
                          cudaStream_t stream) {
-  if (m3 && blocks < kLeastM3Blocks) return cudaErrorInvalidConfiguration;
+  if (kernels != Kernels::kAny && blocks < kLeastM3Blocks) return cudaErrorInvalidConfiguration;
   const bool exchanges = params.mail.ranks > 1 && (stage == kOutput || stage == kDown);
-  Params alone = params;
+  Params alone = params_for(kernels, params);
   alone.known_in_flight = alone.in_flight;
-  return launch(set_of(m3, alone).stages[stage], alone, blocks, exchanges, stream);
+  return launch(set_of(kernels, alone).stages[stage], alone, blocks, exchanges, stream);
 }
 
-cudaError_t launch_fused(const Params& params, bool m3, int blocks, cudaStream_t stream) {
-  if (m3 && blocks < kLeastM3Blocks) return cudaErrorInvalidConfiguration;
-  const KernelSet& set = set_of(m3, params);
-  const int handed = m3 ? words_of(params.most_rows) : 0;
+cudaError_t launch_fused(const Params& params, Kernels kernels, int blocks, cudaStream_t stream) {
+  if (kernels != Kernels::kAny && blocks < kLeastM3Blocks) return cudaErrorInvalidConfiguration;
+  const int handed = kernels == Kernels::kSparseM3  ? words_of(params.most_rows)
+                     : kernels == Kernels::kDenseM3 ? kMidWords  // sums of squares
+                                                    : 0;
   const int words = kBarrierWords + handed * 4;
   const cudaError_t cleared =
       cudaMemset2DAsync(params.barrier, kHandOffWords * sizeof(std::uint32_t), 0,
                         static_cast<std::size_t>(words) * sizeof(std::uint32_t),
                         static_cast<std::size_t>(std::max(1, params.local_ranks)), stream);
   if (cleared != cudaSuccess) return cleared;
-  return launch(set.fused, params, blocks, true, stream);
+  return launch(set_of(kernels, params).fused, params_for(kernels, params), blocks, true, stream);
 }
 
 }  // namespace monolayer::cuda

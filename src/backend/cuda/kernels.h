@@ -25,13 +25,15 @@ cudaError_t prepare_kernels(int shared_limit);
 // Blocks of the fused kernels for these parameters that fit on one multiprocessor.
 cudaError_t fused_occupancy(const Params& params, int* blocks);
 
-// `m3`: the kernels compiled for MiniMax-M3, for layers that m3_layer() takes; the same source as
-// those for any shape; they need kLeastM3Blocks (cudaErrorInvalidConfiguration). kEmbed and kHead
-// exist for any shape only. `blocks`: of every rank in the launch. A stage that exchanges with
+// `kernels`: those compiled for MiniMax-M3 are for layers of which kernels_of() says so; the same
+// source as those for any shape; they need kLeastM3Blocks (cudaErrorInvalidConfiguration). kEmbed
+// exists for any shape only, kHead also for dense layers of more than eight rows (m3_head()),
+// kRouter not for dense layers. `blocks`: of every rank in the launch. A stage that exchanges with
 // peers is cooperative too.
-cudaError_t launch_stage(Stage stage, const Params& params, bool m3, int blocks,
+cudaError_t launch_stage(Stage stage, const Params& params, Kernels kernels, int blocks,
                          cudaStream_t stream);
-// Cooperative: fails instead of hanging if the blocks cannot all be resident.
-cudaError_t launch_fused(const Params& params, bool m3, int blocks, cudaStream_t stream);
+// A run of layers that are all sparse or all dense. Cooperative: fails instead of hanging if the
+// blocks cannot all be resident.
+cudaError_t launch_fused(const Params& params, Kernels kernels, int blocks, cudaStream_t stream);
 
 }  // namespace monolayer::cuda

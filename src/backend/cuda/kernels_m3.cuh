@@ -1,5 +1,6 @@
-// Kernels for the layers of MiniMax-M3 as device/known.cuh has them, for steps of at most
-// MONOLAYER_KERNELS_ROWS rows. Included by one unit for each, which names them.
+// Kernels for the layers of MiniMax-M3 as device/known.cuh has them, its sparse or its dense ones,
+// for steps of at most MONOLAYER_KERNELS_ROWS rows. Included by one unit for each, which names
+// them.
 #pragma once
 
 #include "backend/cuda/kernel_set.h"
@@ -20,7 +21,11 @@ const KernelSet& MONOLAYER_KERNEL_SET() {
     put(kAttend, k::chain<1U << kAttend>);
     put(kMerge, k::chain<1U << kMerge>);
     put(kOutput, k::chain<1U << kOutput>);
+#if !MONOLAYER_KERNELS_DENSE
     put(kRouter, k::chain<1U << kRouter>);
+#elif MONOLAYER_KERNELS_ROWS > 8
+    put(kHead, k::chain<1U << kHead>);  // of more than eight rows, in one pass
+#endif
     put(kGateUp, k::chain<1U << kGateUp>);
     put(kDown, k::chain<1U << kDown>);
     set.fused = reinterpret_cast<const void*>(&k::chain<k::kFusedStages>);

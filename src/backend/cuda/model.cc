@@ -64,12 +64,21 @@ float norm_bound(const TensorView& weights) {
   return std::sqrt(static_cast<float>(n)) * largest;
 }
 
+// FP8 whose activations are at most `bound` takes them as FP16, if that is no more than FP16 holds.
+void stage_as_half(float bound, Matrix& m) {
+  const float scale = half_scale(bound);
+  if (m.format != Format::kE4M3 || scale == 0) return;
+  m.format = Format::kE4M3Half;
+  m.x_scale = scale;
+}
+
 }  // namespace
 
 // What one rank takes of each matrix.
 struct DeviceModel::Share {
   const m3::RankShape& rank;
   std::int64_t head, index;  // values of a head
+  float activation;          // activation_bound()
 
   int split_parts() const { return kParts / static_cast<int>(rank.size); }
   Slice query_rows(const QuantizedMatrix& m) const {
@@ -95,7 +104,10 @@ Result<std::unique_ptr<DeviceModel>> DeviceModel::create(const m3::ModelConfig& 
   ML_RETURN_IF_ERROR(check_shapes(m3::rank_config(config, rank)));
   std::unique_ptr<DeviceModel> model(new DeviceModel);
   try {
-    ML_RETURN_IF_ERROR(model->build(config, weights, {rank, config.head_dim, config.index_dim}));
+    ML_RETURN_IF_ERROR(model->build(
+        config, weights,
+        {rank, config.head_dim, config.index_dim,
+         activation_bound(config.swiglu_alpha, config.swiglu_limit, config.swiglu_beta)}));
   } catch (const std::bad_alloc&) {
     return Status(Code::kResourceExhausted, "CUDA weights", "no host memory to repack them");
   }
@@ -229,11 +241,7 @@ Status DeviceModel::build_layer(const m3::LayerWeights& in, const Share& share, 
     projections.push_back(whole_slice(in.index_k));
   }
   ML_ASSIGN_OR_RETURN(out.qkv, upload_matrix(projections, kParts));
-  if (const float scale = half_scale(norm_bound(in.input_norm));
-      out.qkv.format == Format::kE4M3 && scale > 0) {
-    out.qkv.format = Format::kE4M3Half;
-    out.qkv.x_scale = scale;
-  }
+  stage_as_half(norm_bound(in.input_norm), out.qkv);
   ML_ASSIGN_OR_RETURN(out.o, upload_matrix({share.query_columns(in.o)}, share.split_parts()));
   const m3::MlpWeights& always = out.moe != 0 ? in.shared : in.dense;
   if (!always.gate.empty()) {
@@ -241,7 +249,11 @@ Status DeviceModel::build_layer(const m3::LayerWeights& in, const Share& share, 
     ML_ASSIGN_OR_RETURN(out.shared_gate_up, upload_gate_up({&always}, share));
     ML_ASSIGN_OR_RETURN(out.shared_down, upload_down({&always}, share));
   }
-  if (out.moe == 0) return {};
+  if (out.moe == 0) {
+    stage_as_half(norm_bound(in.post_norm), out.shared_gate_up);
+    stage_as_half(share.activation, out.shared_down);
+    return {};
+  }
   ML_RETURN_IF_ERROR(upload_vector(in.router_bias, out.router_bias));
   ML_ASSIGN_OR_RETURN(out.router, upload_matrix({whole_slice(in.router)}, kRouterParts));
   std::vector<const m3::MlpWeights*> experts;

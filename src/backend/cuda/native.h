@@ -20,7 +20,7 @@ namespace monolayer::cuda {
 
 enum class Path : std::uint8_t {
   kNative,  // one launch per stage, replayed from a graph
-  kMono     // one cooperative launch for every run of sparse layers
+  kMono     // one cooperative launch for every run of layers, all sparse or all dense
 };
 
 struct NativeOptions {

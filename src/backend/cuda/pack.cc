@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -209,6 +211,12 @@ float half_scale(float bound) {
   float scale = 0x1p100F;
   while (scale > 0x1p-24F && bound * scale > 0x1p15F) scale /= 2;
   return scale;
+}
+
+float activation_bound(float alpha, float limit, float beta) {
+  if (!(alpha > 0) || !(limit >= 0)) return std::numeric_limits<float>::infinity();
+  // Below zero g * sigmoid(alpha * g) is above -0.279 / alpha.
+  return std::max(limit, 0.279F / alpha) * (limit + std::fabs(beta));
 }
 
 Matrix describe(Format format, std::int64_t rows, std::int64_t cols, int parts) {

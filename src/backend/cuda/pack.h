@@ -31,6 +31,9 @@ Result<Format> pack_format(const QuantizedMatrix& matrix);
 
 // Matrix::x_scale for activations of at most `bound` in magnitude; 0 if FP16 does not suit them.
 float half_scale(float bound);
+// The largest magnitude of an MLP's activation, g * sigmoid(alpha * g) * (u + beta) with both
+// clamped (docs/numerics.md): alpha > 0 bounds it below. Infinite if nothing does.
+float activation_bound(float alpha, float limit, float beta);
 
 // Sizes of a packed matrix of `rows` x `cols`; the pointers stay null.
 Matrix describe(Format format, std::int64_t rows, std::int64_t cols, int parts);

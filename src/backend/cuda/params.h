@@ -113,7 +113,8 @@ struct Shape {
 struct StepRows {
   std::int32_t rows, logit_rows, score;  // score: some row has more blocks than it may attend to
   std::int32_t max_groups;               // most groups of 16 keys any row sees
-  std::int32_t max_chunks[2];            // most key chunks of any row: dense, sparse layers
+  // Most partials of any row, of dense layers (dense_partials()) and of sparse ones (key chunks).
+  std::int32_t max_chunks[2];
   std::int32_t token[kMaxRows], position[kMaxRows], table[kMaxRows], logit_row[kMaxRows];
 };
 // One step of up to 16 rows, uploaded before each launch.
@@ -158,7 +159,21 @@ inline constexpr int kBarrierWords = kStages * kBarrierStride;
 inline constexpr int kHandOffWords = kBarrierWords + kAllWords * 4;
 static_assert(kBarrierWords % 4 == 0);
 
-// Of a chunk of one KV head: group x head_dim values, group maxima, group sums; whole vectors.
+// A row's attention in a dense layer: so many pages, a power of two, meet in one partial, by its
+// number of pages alone; and its partials.
+inline constexpr int kMostPartials = 256;
+inline constexpr int kDenseTeams = 2;       // of a block's warps, a page each
+inline constexpr int kDenseRedColumns = 4;  // of a sum that are kept, at least
+inline constexpr int dense_log_span(int pages) {
+  int log = 0;
+  while ((pages - 1) >> log >= kMostPartials) ++log;
+  return log;
+}
+inline constexpr int dense_partials(int pages) {
+  return ((pages - 1) >> dense_log_span(pages)) + 1;
+}
+
+// Of a partial of one KV head: group x head_dim values, group maxima, group sums; whole vectors.
 inline constexpr int partial_floats(int group, int head_dim) {
   return (group * (head_dim + 2) + 3) / 4 * 4;
 }
@@ -170,6 +185,14 @@ inline constexpr int value_row_bytes(int head_dim, bool fp8) {
 inline constexpr int kAttentionScratch = 16 * 132 * 4 + 2 * 8 * 288 * 2;
 inline constexpr int attention_bytes(int head_dim, bool fp8) {
   return kPageTokens * value_row_bytes(head_dim, fp8) + kAttentionScratch;
+}
+
+// The same of a team in dense layers: two pages of values, scores and probabilities; queries and
+// factors lie where sums do between products.
+inline constexpr int kTeamQueryBytes = 8 * 288 * 2;
+inline constexpr int dense_attention_bytes(int head_dim, bool fp8) {
+  return attention_bytes(head_dim, fp8) + kPageTokens * value_row_bytes(head_dim, fp8) -
+         kTeamQueryBytes;
 }
 
 // What the stage of heads keeps in shared memory in kernels for MiniMax-M3 of up to `rows` rows,
@@ -211,6 +234,7 @@ struct Params {
   // Of a launch, the same for all its ranks: from first_layer up to, not including, barrier.
   std::int32_t first_layer, last_layer;  // of a run
   std::int32_t x_bytes, slots;
+  std::int32_t dense_x_bytes, dense_slots;  // the same of dense layers' kernels for M3
   // Copies on their way into the ring, at most: of routed experts, and of what is known before and
   // so has more time.
   std::int32_t in_flight, known_in_flight;

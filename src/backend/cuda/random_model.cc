@@ -121,6 +121,12 @@ Status DeviceModel::build_random(const m3::ModelConfig& config, Random& random) 
     ML_RETURN_IF_ERROR(
         random.matrix(format, 2 * width, c.hidden_size, kParts, 1, l.shared_gate_up));
     ML_RETURN_IF_ERROR(random.matrix(format, c.hidden_size, width, parts, 1, l.shared_down));
+    if (l.moe == 0) {
+      l.shared_gate_up.format = l.shared_down.format = Format::kE4M3Half;
+      l.shared_gate_up.x_scale = l.qkv.x_scale;
+      l.shared_down.x_scale =
+          half_scale(activation_bound(c.swiglu_alpha, c.swiglu_limit, c.swiglu_beta));
+    }
     ML_RETURN_IF_ERROR(random.norm(c.hidden_size, l.input_norm));
     ML_RETURN_IF_ERROR(random.norm(c.hidden_size, l.post_norm));
     ML_RETURN_IF_ERROR(random.norm(c.head_dim, l.q_norm));

@@ -103,7 +103,8 @@ Status Rank::bind(const cpu::CacheOptions& options, std::int64_t pages) {
   p.lm_head = model_->lm_head();
   p.table_stride = n(pages);
   p.score_stride = n(pages * (kPageTokens / 16));
-  p.max_chunks = n(std::max<std::int64_t>(pages, c.topk_blocks));
+  p.max_chunks =
+      n(std::max<std::int64_t>(std::min<std::int64_t>(pages, kMostPartials), c.topk_blocks));
   const std::int64_t rows = kMaxRows;
   ML_RETURN_IF_ERROR(allocate(p.hidden, rows * c.hidden_size, "CUDA activations"));
   ML_RETURN_IF_ERROR(allocate(p.middle, rows * c.hidden_size, "CUDA activations"));

@@ -1,30 +1,26 @@
 // Attention of one layer: chunks of keys, then their merge.
 #pragma once
 
-#include "backend/cuda/device/attend_page.cuh"
-#include "backend/cuda/device/select.cuh"
+#include "backend/cuda/device/dense_attention.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
-
-__device__ __forceinline__ int partial_size(const Shape& s) {
-  return partial_floats(group_of(s), head_dim_of(s));
-}
-__device__ __forceinline__ float* partial_at(const Params& p, int row, int head, int chunk) {
-  const Shape& s = p.shape;
-  return p.partials +
-         ((static_cast<std::int64_t>(row) * s.kv_heads + head) * p.max_chunks + chunk) *
-             partial_size(s);
-}
 
 inline constexpr int kProbStride = 136;
 inline constexpr int kQueryStride = 136;
 static_assert(16 * (kScoreStride * 4 + kProbStride * 2 + kQueryStride * 2) <= kAttentionScratch);
 
+// What chunks of a partial have given so far: of head `warp`; of a lane's heads and dims.
+struct ChunkSums {
+  float maximum, total;
+  float even[4], odd[4];
+};
 // One chunk of up to 128 keys in one page for all query heads of a KV head: scores, exponentials,
 // weighted values, unnormalised. Everything is fetched at once; warp w scores keys 8 w, does the
-// exponentials of head w and, up to warp 7, weights dims 16 w.
+// exponentials of head w and, up to warp 7, weights dims 16 w. Of its partial it is the first chunk
+// or is added to `sums`, and it is the last or leaves them.
 __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int chunk,
-                                             int first_key, int keys, std::int64_t page) {
+                                             int first_key, int keys, std::int64_t page, bool first,
+                                             bool last, ChunkSums& sums) {
   const Shape& s = c.p.shape;
   const bool fp8 = kv_fp8_of(s) != 0;
   const int bytes = fp8 ? 1 : 2;
@@ -99,6 +95,7 @@ __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int 
   }
   sync(c);
   float* partial = partial_at(c.p, row, head, chunk);
+  auto* factors = reinterpret_cast<ChunkFactors*>(c.red);  // [16]
   {
     const int h = c.warp;
     float value[4];
@@ -120,9 +117,16 @@ __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int 
       probs[h * kProbStride + key] = scaled_bf16(e);
     }
     sum = warp_sum(sum);
-    if (c.lane == 0 && h < group_of(s)) {
-      partial[group_of(s) * dim + h] = best;
-      partial[group_of(s) * (dim + 1) + h] = sum;
+    if (first) {
+      sums.maximum = best;
+      sums.total = sum;
+    } else {
+      const ChunkFactors f = add_chunk(sums.maximum, sums.total, best, sum);
+      if (c.lane == 0) factors[h] = f;
+    }
+    if (last && c.lane == 0 && h < group_of(s)) {
+      partial[group_of(s) * dim + h] = sums.maximum;
+      partial[group_of(s) * (dim + 1) + h] = sums.total;
     }
   }
   sync(c);
@@ -163,7 +167,11 @@ __device__ __forceinline__ void attend_chunk(Context& c, int row, int head, int 
       const int h = g + i / 2 * 8;
       const int d = c.warp * 16 + 2 * (2 * t + i % 2);
       if (h >= group_of(s)) continue;
-      *reinterpret_cast<float2*>(partial + h * dim + d) = {even[i] * post, odd[i] * post};
+      const ChunkFactors f = first ? ChunkFactors{} : factors[h];
+      const auto add = [&](float& to, float v) { to = first ? v : to * f.keep + v * f.add; };
+      add(sums.even[i], even[i] * post);
+      add(sums.odd[i], odd[i] * post);
+      if (last) *reinterpret_cast<float2*>(partial + h * dim + d) = {sums.even[i], sums.odd[i]};
     }
   }
 }
@@ -218,10 +226,27 @@ __device__ __forceinline__ void attend_stage(Context& c) {
     attend_pages(c);
     return;
   }
+#if MONOLAYER_KERNELS_DENSE
+  attend_dense(c);
+#else
   const Team<kWarps> team(c);
   const Shape& s = c.p.shape;
-  const bool sparse = c.layer().sparse != 0;
-  const int chunks = c.step().max_chunks[sparse ? 1 : 0];
+  ChunkSums sums{};
+  if (!is_sparse(c.layer())) {
+    const int units = c.rows() * s.kv_heads * c.step().max_chunks[0];
+#pragma unroll 1
+    for (DenseUnit at = dense_unit(c, c.block, units, c.blocks); at.unit < units;
+         at = dense_unit(c, at.unit + c.blocks, units, c.blocks)) {
+#pragma unroll 1
+      for (; at.page < at.end; ++at.page) {
+        team.sync();  // whoever still reads the scratch
+        attend_chunk(c, at.row, at.head, at.partial, at.page * kPageTokens, keys_of(c, at),
+                     table_of(c.p, c.step(), at.row)[at.page], at.first(), at.last(), sums);
+      }
+    }
+    return;
+  }
+  const int chunks = c.step().max_chunks[1];
   const int units = c.rows() * s.kv_heads * chunks;
 #pragma unroll 1
   for (int unit = c.block; unit < units; unit += c.blocks) {
@@ -230,39 +255,42 @@ __device__ __forceinline__ void attend_stage(Context& c) {
     const int row = which / s.kv_heads;
     const int head = which - row * s.kv_heads;
     const int position = c.step().position[row];
-    const int size = sparse ? block_size_of(s) : kPageTokens;
+    const int size = block_size_of(s);
     if (chunk * size > position) continue;
     team.sync();  // whoever still reads the scratch
-    const int first =
-        (sparse ? choose_scored_block(c, team, row, head, chunk).block : chunk) * size;
+    const int first = choose_scored_block(c, team, row, head, chunk).block * size;
     attend_chunk(c, row, head, chunk, first, min(size, position + 1 - first),
-                 table_of(c.p, c.step(), row)[first / kPageTokens]);
+                 table_of(c.p, c.step(), row)[first / kPageTokens], true, true, sums);
   }
+#endif
 }
 
 // Partials of a (row, head) in ascending order, by a warp for each 32 dims: a lane's dim of sixteen
-// chunks at once. Maxima are a scan, so the factors of all chunks are computed side by side; the
-// sums are the chain of docs/numerics.md. `WORDS`: the result is handed over as words.
+// at once. Maxima are a scan, so the factors of all are computed side by side; the sums are the
+// chain of docs/numerics.md, of dense layers one of every sixteen partials, then of what those
+// gave. `WORDS`: the result is handed over as words.
 template <bool WORDS>
 __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
-  constexpr int kTogether = 16;
+  constexpr int kTogether = kMergedTogether;
   const Shape& s = c.p.shape;
-  const bool sparse = kM3 || c.layer().sparse != 0;
+  const bool sparse = is_sparse(c.layer());
   const int dim = head_dim_of(s);
   const int row = row_of_head_task(task, s.heads);
   const int in_row = task - row * s.heads;
   const int head = in_row / group_of(s);
   const int h = in_row - head * group_of(s);
   const int position = c.step().position[row];
-  const int chunks =
-      sparse ? min(topk_of(s), position / block_size_of(s) + 1) : position / kPageTokens + 1;
+  const int chunks = sparse ? min(topk_of(s), position / block_size_of(s) + 1)
+                            : dense_partials(position / kPageTokens + 1);
   const int stride = partial_size(s);
   const float* partial = partial_at(c.p, row, head, 0);
   auto* factors = reinterpret_cast<float4*>(c.red) + c.warp * kTogether;  // keep, add, sum
   const int d = quarter * 32 + c.lane;
   float value = 0;
-  float maximum = -INFINITY;  // before the first chunk: what is scaled by exp of it is 0
   float sum = 0;
+  float value_before = 0;  // of what came before these sixteen
+  float sum_before = 0;
+  float maximum = 0;
 #pragma unroll 1
   for (int base = 0;; base += kTogether) {
     const int count = min(kTogether, chunks - base);
@@ -274,31 +302,27 @@ __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
       // What is not there is the first one, not added.
       if (kM3 || d < dim) o[k] = load_l2(from + (k < count ? k : 0) * stride);
     }
-    const bool there = c.lane < count;
-    const float* own = at + c.lane * stride + group_of(s) * dim + h;
-    const float m = there ? load_l2(own) : -INFINITY;
-    const float l = there ? load_l2(own + group_of(s)) : 0.0F;
-    float largest = maximum < m ? m : maximum;
-#pragma unroll
-    for (int step = 1; step < kTogether; step <<= 1) {
-      const float before = __shfl_up_sync(0xFFFFFFFFU, largest, step);
-      if (c.lane >= step) largest = before < largest ? largest : before;
-    }
-    const float before = __shfl_up_sync(0xFFFFFFFFU, largest, 1);
-    float keep = exponential((c.lane == 0 ? maximum : before) - largest);
-    float add = exponential(m - largest);
-    if (!there) keep = 1, add = 0;
-    __syncwarp();
-    if (c.lane < kTogether) factors[c.lane] = {keep, add, l, 0};
-    __syncwarp();
+    // Before the first one the maximum is such that what is scaled by exp of it is 0.
+    const float largest = scan_partials(at, h, count, c.lane, -INFINITY, factors);
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
       const float4 f = factors[k];
       sum = sum * f.x + f.z * f.y;
       value = value * f.x + o[k] * f.y;
     }
-    if (kM3 || base + kTogether >= chunks) break;
-    maximum = __shfl_sync(0xFFFFFFFFU, largest, count - 1);
+    if (kM3) break;
+    const float most = __shfl_sync(0xFFFFFFFFU, largest, count - 1);
+    if (base == 0) {
+      maximum = most;
+    } else {
+      const ChunkFactors f = add_chunk(maximum, sum_before, most, sum);
+      value = value_before * f.keep + value * f.add;
+      sum = sum_before;
+    }
+    if (base + kTogether >= chunks) break;
+    value_before = value;
+    sum_before = sum;
+    value = sum = 0;
   }
   if (d >= dim) return;
   const float attended = __fdiv_rn(value, sum) * s.v_scale;
@@ -315,8 +339,12 @@ __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
 }
 template <bool WORDS>
 __device__ __forceinline__ void merge_stage(Context& c) {
+#if MONOLAYER_KERNELS_DENSE
+  merge_dense(c);
+  return;
+#endif
   constexpr int kQuarters = 4;
-  const int block = c.block - first_to_merge(kM3 || c.layer().sparse != 0);
+  const int block = c.block - first_to_merge(is_sparse(c.layer()));
   if (block < 0) return;
 #pragma unroll 1
   for (int task = c.warp / kQuarters * c.blocks + block; task < c.rows() * c.p.shape.heads;

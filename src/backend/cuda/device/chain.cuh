@@ -1,9 +1,9 @@
 // The kernel: any run of stages over any run of layers. The native chain launches it once per
 // stage; the fused path launches it once for all layers, cooperatively, with hand-offs between
 // stages. Both run the same stage functions, so both compute the same bits; but for one row of
-// MiniMax-M3, whose fused kernel has stages of its own (row_*.cuh) that add in the same order. That
-// for two to four rows runs the stages of any step, which take and leave words there
-// (few_rows.cuh).
+// MiniMax-M3's sparse layers, whose fused kernel has stages of its own (row_*.cuh) that add in the
+// same order. That for two to four rows runs the stages of any step, which take and leave words
+// there (few_rows.cuh). A run's layers are all sparse or all dense.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 #include "backend/cuda/device/feed.cuh"
 #include "backend/cuda/device/hand_off.cuh"
 #include "backend/cuda/device/mlp.cuh"
-#if MONOLAYER_KERNELS_ROWS == 1
+#if MONOLAYER_KERNELS_ROWS == 1 && !MONOLAYER_KERNELS_DENSE
 #include "backend/cuda/device/row_attention.cuh"
 #include "backend/cuda/device/row_mlp.cuh"
 #endif
@@ -47,21 +47,37 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
     copy_layer(p.layers, l, layer, lane, 32);
     __syncwarp();
     if (!feed.alive) break;
-    if (has(kQkv)) feed_items(feed, layer.qkv, kByPart, kByPart && kMayBeWide, rows);
+    if (has(kQkv))
+      feed_items(feed, layer.qkv, kFused && kQkvByPart, kFused && kQkvByPart && kMayBeWide, rows);
     if (has(kOutput)) feed_share(feed, layer.o, output_is_wide(layer.o, rows), rows);
-    if (has(kRouter) && layer.moe != 0) feed_items(feed, layer.router, kByPart, false, rows);
+    if (has(kRouter) && has_experts(layer)) feed_items(feed, layer.router, kByPart, false, rows);
     const int shared_passes = layer.shared_gate_up.row_groups > 0 ? passes(rows) : 0;
-    if (has(kGateUp)) feed_gate_up(feed, layer.shared_gate_up, 0, shared_passes, 0, rows, 0);
-    if (has(kGateUp) || has(kDown)) wait_routed(feed);
-    if (has(kGateUp) && layer.moe != 0 && feed.alive) {
+    if (has(kGateUp)) {
+      if (is_by_halves(rows)) {
+        feed_halves(feed, layer.shared_gate_up);
+      } else {
+        feed_gate_up(feed, layer.shared_gate_up, 0, shared_passes, 0, rows, 0);
+      }
+    }
+    if (has(kDown) && !has_experts(layer))
+      feed_share(feed, layer.shared_down, output_is_wide(layer.shared_down, rows), rows);
+    if ((has(kGateUp) || has(kDown)) && has_experts(layer)) wait_routed(feed);
+    if (has(kGateUp) && has_experts(layer) && feed.alive) {
       feed_gate_up(feed, layer.gate_up, shared_passes, s.table.passes,
                    layer.shared_gate_up.row_groups, rows, layer.gate_up_stride);
     }
-    if (has(kDown) && feed.alive) feed_down<kM3 && kOneRow && kFused>(feed, layer);
+    if (has(kDown) && has_experts(layer) && feed.alive)
+      feed_down<kM3 && kOneRow && kFused>(feed, layer);
     __syncwarp();
     if (lane == 0) s.fed_layers[feeder()] = l + 1 - p.first_layer;
   }
-  if (has(kHead)) feed_share(feed, p.lm_head, false, s.step.logit_rows);
+  if (has(kHead)) {
+    if (is_by_halves(s.step.logit_rows)) {
+      feed_halves(feed, p.lm_head);
+    } else {
+      feed_share(feed, p.lm_head, false, s.step.logit_rows);
+    }
+  }
   drain();
 }
 
@@ -105,7 +121,7 @@ __device__ __forceinline__ void rehearse() {
   run<STAGE>();
   change_state([](State& state) { state.rehearsal = false; });
 }
-#if MONOLAYER_KERNELS_ROWS == 1
+#if MONOLAYER_KERNELS_ROWS == 1 && !MONOLAYER_KERNELS_DENSE
 // One sparse layer of the fused kernel for one row, whose stages wait for words; false once the
 // block gave up. A stage that did computes with anything until the end of the layer.
 __device__ __forceinline__ bool fused_layer(int l) {
@@ -163,23 +179,21 @@ __device__ __forceinline__ void heads_and_next(Context& c) {
   heads_stage<WORDS>(c);
   fetch_next_layer(c);
 }
-inline constexpr bool kRoutesBeside = kM3;
-__device__ __forceinline__ void gate_up_in_step(Context& c) {
-  gate_up_half<kRoutesBeside, kFewRows>(c);
-}
+__device__ __forceinline__ void gate_up_in_step(Context& c) { gate_up_half<true, kFewRows>(c); }
 
-// Gate and up of a layer: the shared expert needs no routing and comes first. One copy of the code
-// serves both. False once the block gave up.
+// Gate and up of a layer: the shared expert (or a dense layer's MLP) needs no routing and comes
+// first. One copy of the code serves both. False once the block gave up.
 __device__ __forceinline__ bool gate_up_of_layer(int l) {
-  if (threadIdx.x == 0) stamp(l, kShared, 0);
+  const int halves = gate_up_halves(shared().layers[l - shared().params.first_layer & 1]);
+  if (threadIdx.x == 0) stamp(l, halves == 2 ? kShared : kGateUp, 0);
 #pragma unroll 1
-  for (int routed = 0; routed < 2; ++routed) {
+  for (int routed = 0; routed < halves; ++routed) {
     if (routed != 0) {
       if (shared().params.stamps != nullptr) {
         sync();
         if (threadIdx.x == 0) stamp(l, kShared, 1);
       }
-      if constexpr (kRoutesBeside) {
+      if constexpr (kM3) {
         if (sync_or(shared().abort != 0)) return false;  // the table is there
         if (threadIdx.x == 0) stamp(l, kGateUp, 0);
       } else {
@@ -227,7 +241,7 @@ __device__ __forceinline__ bool few_rows_layer(int l) {
   return !sync_or(shared().abort != 0);
 }
 
-// One sparse layer of the fused kernel; false once the block gave up. Blocks without work in a
+// One layer of the fused kernel; false once the block gave up. Blocks without work in a
 // stage neither wait for what it reads nor arrive.
 __device__ __forceinline__ bool fused_layer(int l) {
   if constexpr (kFewRows) return few_rows_layer(l);
@@ -239,7 +253,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
   });
   if (kEarlyKeys) start_keys(open_context(own_state()), 0, 1);
   if (!wait_for(l - 1, kDown, kQkv)) return false;
-  run<qkv_stage<false, kNormsByPart> >();
+  run<qkv_stage<false, kQkvByPart> >();
   arrive(l, kQkv);
   if (kStagesKeys) start_keys(open_context(own_state()), kEarlyKeys ? 1 : 0, kKeyBuffers);
   if (!wait_for(l, kQkv, kHeads)) return false;
@@ -260,10 +274,11 @@ __device__ __forceinline__ bool fused_layer(int l) {
   run<output_stage<false> >();
   arrive(l, kOutput);
   if (!wait_for(l, kOutput, kRouter)) return false;
-  run<router_in_step>();
-  if (!kM3) {
-    const Layer& layer = shared().layers[l - p.first_layer & 1];
-    if (items_of(layer.router, false, block, blocks_of_rank()).units > 0) arrive(l, kRouter);
+  const Layer& layer = shared().layers[l - p.first_layer & 1];
+  if (has_experts(layer)) {
+    run<router_in_step>();
+    if (!kM3 && items_of(layer.router, false, block, blocks_of_rank()).units > 0)
+      arrive(l, kRouter);
   }
   if (kNormsByPart) route_for_all();
   // Not by the warp that may still be at the router's products.
@@ -308,7 +323,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) chain(const __grid_constant_
   }
   if (thread == 32) {
     s.rows_divider = divider(max(1, argument.step->rows));
-    s.chunks_divider = divider(max(1, argument.step->max_chunks[1]));
+    s.chunks_divider = divider(max(1, argument.step->max_chunks[kDenseM3 ? 0 : 1]));
   }
 #pragma unroll 1
   for (int i = thread; i < static_cast<int>(sizeof(StepRows) / 4); i += kBlockThreads) {
@@ -348,10 +363,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1) chain(const __grid_constant_
   if (has(kRouter)) router_stage(c);
   if (has(kGateUp)) {
 #pragma unroll 1
-    for (c.routed = 0; c.routed < 2; ++c.routed) gate_up_half<false, false>(c);
+    for (c.routed = 0; c.routed < gate_up_halves(c.layer()); ++c.routed)
+      gate_up_half<false, false>(c);
   }
   if (has(kDown)) {
-    load_table(c);
+    if (has_experts(c.layer())) load_table(c);
     down_stage<false>(c);
   }
   if (has(kHead)) head_stage(c);

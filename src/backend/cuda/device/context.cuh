@@ -47,7 +47,8 @@ struct Shared {
   // Where activations lie in all of shared memory, and sums at its end: two halves of red_entries x
   // 16 rows x red_columns, between products at least kWarps x 128 floats of scratch.
   std::int32_t x_at, sums_at;
-  std::uint32_t rows_divider, chunks_divider;  // divider() of rows and of max_chunks[1]
+  std::uint32_t rows_divider,
+      chunks_divider;  // divider() of rows and of max_chunks[kDenseM3 ? 0 : 1]
   // Of exchanges with other ranks: where this one's words of the first site go at each of them, and
   // where it finds theirs; words of a site; the step's tag; whether tests disturb them.
   std::uint64_t* push[kMaxRanks];
@@ -209,7 +210,7 @@ __device__ __forceinline__ int first_to_merge(bool sparse) {
 
 // Slots of the routed experts; the shared expert's follow.
 __device__ __forceinline__ int routed_slots(const Shared& s, const Layer& layer) {
-  return kM3 || layer.moe != 0 ? rows_of(s.step) * chosen_of(s.params.shape) : 0;
+  return has_experts(layer) ? rows_of(s.step) * chosen_of(s.params.shape) : 0;
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

@@ -16,6 +16,9 @@ struct Feed {
   bool alive = true;
 };
 
+inline constexpr int kIdlePolls = 64;
+inline constexpr unsigned kFeederPauseNs = 400;
+
 // What the passes of a run are.
 enum class Passes {
   kSame,     // the matrix again
@@ -85,12 +88,13 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
     from =
         m.data + at.group * run.unit_bytes + (item & ((1 << log_items) - 1)) * item_bytes + offset;
     if (passes == Passes::kExperts) from += s.table.expert[at.pass] * stride;
-    if (kNormsByPart && passes == Passes::kParts) from += at.pass * stride;
+    if ((kNormsByPart || kDenseM3) && passes == Passes::kParts) from += at.pass * stride;
     bytes = static_cast<std::uint32_t>(min(chunk_bytes, item_bytes - offset));
   };
   bool more = copy < copies;
   if (more) locate();
   bool located = true;
+  int idle = 0;  // polls since the last copy
   // What is on its way: this lane's last copy, also one of a run before.
   std::uint32_t issued = feeds ? s.issued[own_slot] : 0;
   bool flying = issued != 0;
@@ -122,11 +126,22 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
       more = copy < copies;
       located = false;
     }
-    if (__any_sync(0xFFFFFFFFU, sends)) continue;
+    if (__any_sync(0xFFFFFFFFU, sends)) {
+      if constexpr (kDenseM3) idle = 0;
+      continue;
+    }
     // Where the next copies come from, of all lanes at once, while there is none to send.
     if (more && !located) locate();
     located = true;
     if (s.abort != 0) more = false;
+    // The ring is full for long while a dense layer attends; polling takes others' time.
+    if constexpr (kDenseM3) {
+      if (idle < kIdlePolls) {
+        ++idle;
+      } else {
+        __nanosleep(kFeederPauseNs);
+      }
+    }
   }
   feed.alive = !__any_sync(0xFFFFFFFFU, s.abort != 0);
   const int end = feed.slot + copies;
@@ -147,6 +162,15 @@ __device__ __forceinline__ void feed_items(Feed& f, const Matrix& m, bool by_par
   for (int pass = 0; pass < (wide ? 1 : passes(rows)) && f.alive; ++pass) {
     feed_run(f, items_of(m, by_part, block_of_rank(), blocks_of_rank()),
              by_part ? Passes::kParts : Passes::kSame, bytes_of_item(m), m.span, m.chunks);
+  }
+}
+
+// By halves of K.
+__device__ __noinline__ void feed_halves(Feed& f, const Matrix& m) {
+#pragma unroll 1
+  for (int half = 0; half < 2 && f.alive; ++half) {
+    feed_run(f, half_share_of(m, half, block_of_rank(), blocks_of_rank()), Passes::kParts,
+             kHalfParts * bytes_of_item(m), m.span, m.chunks);
   }
 }
 

@@ -32,7 +32,7 @@ struct Layout {
         part_cols(m.part_cols),
         row_bytes(m.row_bytes),
         vectors_divider(m.vectors_divider) {}
-  __device__ bool padded() const { return !kM3 && parts * part_cols != cols; }
+  __device__ bool padded() const { return !kM3Sizes && parts * part_cols != cols; }
   // Byte offset of column c, a multiple of 4.
   __device__ int at(int c) const {
     return padded() ? padded_offset(cols, parts, part_cols, c) : c * 2;
@@ -158,7 +158,8 @@ __device__ __noinline__ float4 product(Format format, float x_scale, int tiles, 
   return {sum(0), sum(1), sum(2), sum(3)};
 }
 
-// product() of both columns of a lane with a matrix of kE4M3Half.
+// product() of both columns of a lane with a matrix of kE4M3Half, or, `BF16`, of kBF16.
+template <bool BF16>
 __device__ __noinline__ WideSums wide_product(float x_scale, int tiles, int chunk_tiles,
                                               WideColumn x, int slot, std::uint32_t wraps,
                                               int step) {
@@ -169,9 +170,14 @@ __device__ __noinline__ WideSums wide_product(float x_scale, int tiles, int chun
     if (!landed(slot, wraps)) wait_landed(slot, wraps);
     __syncwarp();
     const int n = min(tiles, chunk_tiles);
-    tiles_e4m3_wide(kSharedBase + kFixedBytes + lane * 16 + slot * kSlotBytes,
-                    kSharedBase + x.low.offset, x.low.stride, kSharedBase + x.high.offset,
-                    x.high.stride, n, acc);
+    const std::uint32_t tile = kSharedBase + kFixedBytes + lane * 16 + slot * kSlotBytes;
+    if constexpr (BF16) {
+      tiles_bf16_wide(tile, kSharedBase + x.low.offset, x.low.stride, kSharedBase + x.high.offset,
+                      x.high.stride, n, acc);
+    } else {
+      tiles_e4m3_wide(tile, kSharedBase + x.low.offset, x.low.stride, kSharedBase + x.high.offset,
+                      x.high.stride, n, acc);
+    }
     x.low.offset += n * x.low.stride;
     x.high.offset += n * x.high.stride;
     tiles -= n;
@@ -181,7 +187,7 @@ __device__ __noinline__ WideSums wide_product(float x_scale, int tiles, int chun
     slot += step;
     wrap_slot(s.params.slots, slot, wraps);
   }
-  const float post = inverse_power(x_scale);
+  const float post = BF16 ? kPostBF16 : inverse_power(x_scale);
   const auto sum = [&](int k, int i) { return (acc[k][0][i] + acc[k][1][i]) * post; };
   return {{sum(0, 0), sum(0, 1), sum(0, 2), sum(0, 3)},
           {sum(1, 0), sum(1, 1), sum(1, 2), sum(1, 3)}};
@@ -197,8 +203,9 @@ __device__ __forceinline__ float4 part_sums(const Matrix& m, int k, Column x, in
 template <typename K>
 __device__ __forceinline__ WideSums part_sums(const Matrix& m, int, WideColumn x, int slot,
                                               std::uint32_t wraps, int step) {
-  static_assert(K::kFormat == static_cast<int>(Format::kE4M3Half) && K::kSpan == 1);
-  return wide_product(m.x_scale, K::tiles(m), K::chunk_tiles(m), x, slot, wraps, step);
+  constexpr bool kIsBF16 = K::kFormat == static_cast<int>(Format::kBF16);
+  static_assert((kIsBF16 || K::kFormat == static_cast<int>(Format::kE4M3Half)) && K::kSpan == 1);
+  return wide_product<kIsBF16>(m.x_scale, K::tiles(m), K::chunk_tiles(m), x, slot, wraps, step);
 }
 
 // Units [begin, begin + units) of a run (one batch of it, or all), an item a warp in turn.

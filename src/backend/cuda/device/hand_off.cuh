@@ -8,12 +8,14 @@
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
-// Blocks that do some of a stage's work, in every layer of a run.
+// Blocks that do some of a stage's work, in every layer of a run; its layers are all sparse or all
+// dense.
 __device__ __forceinline__ int arrivals(int stage) {
   const Shared& s = shared();
   const Shape& shape = s.params.shape;
   int units = blocks_of_rank();
-  if (stage == kAttend) units = rows_of(s.step) * shape.kv_heads * s.step.max_chunks[1];
+  if (stage == kAttend)
+    units = rows_of(s.step) * shape.kv_heads * s.step.max_chunks[is_sparse(s.layers[0]) ? 1 : 0];
   if (stage == kPostNorm) units = kRouterParts;
   if (stage == kMerge) units = rows_of(s.step) * shape.heads;
   if (stage == kRouter) {

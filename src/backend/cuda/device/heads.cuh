@@ -2,6 +2,7 @@
 // of blocks, in one stage.
 #pragma once
 
+#include "backend/cuda/device/attend_page.cuh"
 #include "backend/cuda/device/m3_heads.cuh"
 
 namespace monolayer::cuda::MONOLAYER_KERNELS {
@@ -19,6 +20,7 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
   int dim = head_dim_of(s);
   int from = 0;
   std::uint16_t* query = nullptr;  // of this lane's first column
+  int query_step = 32;             // to its next one
   unsigned char* entry = nullptr;
   bool fp8 = kv_fp8_of(s) != 0;
   bool half_queries = false;
@@ -29,7 +31,15 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
   if (head < s.heads) {
     norm = layer.q_norm;
     from = s.q_at + head * dim;
-    query = p.q + (static_cast<std::int64_t>(row) * s.heads + head) * dim + lane;
+    if constexpr (kDenseM3) {
+      // Where attend_page() wants them: in pairs of heads eight apart.
+      const int of_group = head & 15;
+      query = p.q + (static_cast<std::int64_t>(row) * s.heads + head - of_group) * dim +
+              (of_group & 7) * 2 * dim + place_of_dim(of_group, lane);
+      query_step = place_of_dim(0, 32);
+    } else {
+      query = p.q + (static_cast<std::int64_t>(row) * s.heads + head) * dim + lane;
+    }
   } else if ((head -= s.heads) < 2 * s.kv_heads) {
     const bool value = head >= s.kv_heads;
     if (value) head -= s.kv_heads;
@@ -106,7 +116,8 @@ __device__ __forceinline__ void finish_head(const Layer& layer, int row, int hea
     if (d >= dim) continue;
     const bf16 rounded = __float2bfloat16_rn(v[i]);
     if (query != nullptr) {
-      query[i * 32] = half_queries ? scaled_half(v[i], layer.index_q_scale) : scaled_bf16(v[i]);
+      query[i * query_step] =
+          half_queries ? scaled_half(v[i], layer.index_q_scale) : scaled_bf16(v[i]);
     } else if (fp8) {
       entry[d] = __nv_cvt_float_to_fp8(__fdiv_rn(__bfloat162float(rounded), scale), __NV_SATFINITE,
                                        __NV_E4M3);
@@ -129,7 +140,7 @@ __device__ __forceinline__ void heads_stage(Context& c) {
   const Shape& s = c.p.shape;
   const Layer& layer = c.layer();
   const StepRows& step = c.step();
-  const bool sparse = layer.sparse != 0;
+  const bool sparse = is_sparse(layer);
   const bool score = sparse && step.score != 0;
   const int groups = step.max_groups;
   const int first_index = s.heads + 2 * s.kv_heads;

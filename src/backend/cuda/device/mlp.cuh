@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/device/expert_products.cuh"
+#include "backend/cuda/device/halves.cuh"
 #include "backend/cuda/device/projections.cuh"
 #include "backend/cuda/device/route_beside.cuh"
 
@@ -16,12 +17,16 @@ __device__ __forceinline__ int activating_thread(const Context& c, std::uint32_t
          c.lane;
 }
 
-// The expert's activation of gate and up.
-__device__ __forceinline__ std::uint16_t activated(const Shape& s, float gate, float up) {
+// The activation of gate and up, as products with down take it.
+__device__ __forceinline__ std::uint16_t activated(const Shape& s, const Layer& layer, float gate,
+                                                   float up) {
   const float g = s.limit < gate ? s.limit : gate;
   float u = s.limit < up ? s.limit : up;
   u = u < -s.limit ? -s.limit : u;
-  return scaled_bf16((g * sigmoid(s.alpha * g)) * (u + s.beta));
+  const float value = (g * sigmoid(s.alpha * g)) * (u + s.beta);
+  const bool half =
+      kDenseM3 || (!has_experts(layer) && layer.shared_down.format == Format::kE4M3Half);
+  return half ? scaled_half(value, layer.shared_down.x_scale) : scaled_bf16(value);
 }
 
 // Those of `units` units, first.. of a run, from sums that `red` holds; by threads `thread` and on.
@@ -45,7 +50,7 @@ __device__ __forceinline__ void activate(const Context& c, const Run& run, int f
     const float* from = red + (k * parts * 16 + j) * width + column_of;
     float gate = tree_of_parts(from, 16 * width, parts);
     float up = tree_of_parts(from + 8 * width, 16 * width, parts);
-    if (!kM3 && m.row_scale != nullptr) {
+    if (kDenseM3 || (!kM3 && m.row_scale != nullptr)) {
       const float* scales =
           m.row_scale + (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 + j;
       gate *= __ldg(scales);
@@ -53,7 +58,7 @@ __device__ __forceinline__ void activate(const Context& c, const Run& run, int f
     }
     const int slot = t.first[place.pass] + column_of;
     const int at = place.group * 8 + j;
-    const std::uint16_t value = activated(c.p.shape, gate, up);
+    const std::uint16_t value = activated(c.p.shape, c.layer(), gate, up);
     if constexpr (WORDS) {
       if (!stalled)
         hand_over_four(words_at(kMidWords) + (slot * c.layer().down.cols + at) / 4, value,
@@ -186,22 +191,57 @@ __device__ __forceinline__ void gate_up_passes(Context& c, bool routed, bool rou
   if (routes) order_beside_shared();  // a block without a unit of the shared expert
 }
 
-// Gate and up of the expert that every row goes to (or of a dense layer's MLP), which needs no
-// routing, or of the routed ones. `BESIDE`: routing is done beside the former. `WORDS`: activations
-// are handed over as words.
-template <bool BESIDE, bool WORDS>
+#if MONOLAYER_KERNELS_DENSE && MONOLAYER_KERNELS_ROWS > 8
+// Gate and up of a dense layer for more than eight rows.
+template <int NORM>
+__device__ __forceinline__ void gate_up_by_halves(Context& c) {
+  const Matrix& m = c.layer().shared_gate_up;
+  const int width = c.layer().shared_down.cols;
+  product_by_halves<DenseGateUpKind, NORM>(
+      c, m, c.p.middle, c.layer().post_norm, c.rows(), Rows{0, nullptr}, nullptr,
+      [&](int group, int i, int row, float sum, bool complete) {
+        // Lanes i have gates, lanes i + 8 ups. The first half's sums wait where projections' were.
+        float* const kept = c.p.projected + (group * 16 + i) * kMaxRows + row;
+        if (!complete) {
+          *kept = sum;
+          return;
+        }
+        sum = (*kept + sum) * row_factor(m.row_scale, group * 16 + i);
+        const float up = __shfl_down_sync(0xFFFFFFFFU, sum, 8);
+        if (i < 8 && row < c.rows())
+          c.p.mid[static_cast<std::int64_t>(row) * c.p.shape.mid_width + group * 8 + i] =
+              activated(c.p.shape, c.layer(), sum, up);
+      });
+}
+#endif
+
+// Gate and up of the expert that every row goes to, which needs no routing, or of the routed ones:
+// two halves, of which a dense layer's MLP is the first. `IN_STEP`: in a fused kernel, of which
+// that for MiniMax-M3 routes beside the former. `WORDS`: activations are handed over as words.
+__device__ __forceinline__ int gate_up_halves(const Layer& layer) {
+  return has_experts(layer) ? 2 : 1;
+}
+template <bool IN_STEP, bool WORDS>
 __device__ __forceinline__ void gate_up_half(Context& c) {
+  constexpr bool kBeside = IN_STEP && kM3;
   if (c.routed == 0) {
     if (c.staged < 0) {
       share_table(c);
       sync(c);
     }
-  } else if (!BESIDE) {
+  } else if (!kBeside) {
     build_table();
   }
-  const bool routes = BESIDE && c.routed == 0;
+#if MONOLAYER_KERNELS_DENSE && MONOLAYER_KERNELS_ROWS > 8
+  if (is_by_halves(c.rows())) {
+    gate_up_by_halves<IN_STEP ? kPostNorm : 0>(c);
+    return;
+  }
+#endif
+  const bool routes = kBeside && c.routed == 0;
   if (routes && !kNormsByPart) route_beside_shared();
   gate_up_passes<WORDS>(c, c.routed != 0, routes && kNormsByPart);
+  if (!has_experts(c.layer())) c.staged = -1;
   if (c.routed == 0) return;
   c.staged = -1;
   // For the launch after this one, and for whoever looks.
@@ -230,7 +270,7 @@ __device__ __forceinline__ void load_table(Context& c) {
 __device__ __forceinline__ float add_experts(const Context& c, const float* products, int row,
                                              int part, int parts, int i) {
   const Table& t = c.s.table;
-  const int chosen = kM3 || c.layer().moe != 0 ? chosen_of(c.p.shape) : 0;
+  const int chosen = has_experts(c.layer()) ? chosen_of(c.p.shape) : 0;
   const int all = chosen + (kM3 || c.layer().shared_gate_up.row_groups > 0 ? 1 : 0);
   const float* from = products + part * 16 + i;
   float sum = 0;
@@ -414,7 +454,7 @@ __device__ __forceinline__ void down_rows(Context& c) {
   const Layer& layer = c.layer();
   const Table& t = c.s.table;
   const int row_bytes = max(layer.down.row_bytes, layer.shared_down.row_bytes);
-  const int parts = (kM3 || layer.moe != 0 ? layer.down : layer.shared_down).parts;
+  const int parts = layer.down.parts;
   const int routed_end = routed_slots(c.s, layer);
   unsigned char* const end = reinterpret_cast<unsigned char*>(c.red) +
                              2 * red_entries_of(c.p) * 16 * red_columns_of(c.p) * 4;
@@ -440,12 +480,16 @@ __device__ __forceinline__ void down_rows(Context& c) {
 template <bool WORDS>
 __device__ __forceinline__ void down_stage(Context& c) {
   const Layer& layer = c.layer();
+#if !MONOLAYER_KERNELS_M3
+  if (!has_experts(layer)) {
+    added_product<DownKind, kDown, false>(c, layer.shared_down);
+    return;
+  }
+#endif
   if (has_peers() && !may_exchange(kMlpSite, layer_of(c), kDown)) return;
   down_rows<WORDS>(c);
   if (has_peers()) {
-    collect_share<WORDS>(kMlpSite, layer_of(c), kDown,
-                         (layer.moe != 0 ? layer.down : layer.shared_down).row_groups, nullptr,
-                         tag_of(c));
+    collect_share<WORDS>(kMlpSite, layer_of(c), kDown, layer.down.row_groups, nullptr, tag_of(c));
   }
 }
 

@@ -1,6 +1,6 @@
-// The norm of a step's rows by parts of K (kNormsByPart): a block stages only what its items meet.
-// For that it needs every row's sum of squares, of which a warp somewhere makes a sixteenth and
-// hands it over as a word.
+// The norm of a step's rows by parts of K (kQkvByPart, kNormsByPart): a block stages only what its
+// items meet. For that it needs every row's sum of squares, of which a warp somewhere makes a
+// sixteenth and hands it over as a word.
 #pragma once
 
 #include "backend/cuda/device/hand_off.cuh"

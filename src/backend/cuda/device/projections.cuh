@@ -5,6 +5,7 @@
 
 #include "backend/cuda/device/exchange.cuh"
 #include "backend/cuda/device/few_rows.cuh"
+#include "backend/cuda/device/halves.cuh"
 #include "backend/cuda/device/hand_off.cuh"
 #include "backend/cuda/device/part_norms.cuh"
 #include "backend/cuda/device/route.cuh"
@@ -105,7 +106,7 @@ __device__ __forceinline__ void product_by_part(Context& c, const Matrix& m, T&&
 }
 
 // Query, key and value of a layer. `WORDS`: from words, unless this is a run's first layer, and as
-// words. `BY_PART`: as kNormsByPart says; nobody reads x any more.
+// words. `BY_PART`: as kQkvByPart says; nobody reads x any more.
 template <bool WORDS, bool BY_PART>
 __device__ __forceinline__ void qkv_stage(Context& c) {
   const Matrix& m = c.layer().qkv;
@@ -155,16 +156,21 @@ __device__ __forceinline__ void qkv_stage(Context& c) {
   }
 }
 
-// hidden + BF16(sum), rounded: the stream after attention. With peers, the sum of all ranks.
-// `WORDS`: from words and as words.
-template <bool WORDS>
-__device__ __forceinline__ void output_stage(Context& c) {
-  const Matrix& m = c.layer().o;
+// What a product adds to the stream, BF16(sum), rounded: attention's output to what entered the
+// layer, STAGE being kOutput, or a dense layer's MLP to that, kDown. With peers, the sum of all
+// ranks. `WORDS`: from words and as words.
+template <typename K, Stage STAGE, bool WORDS>
+__device__ __forceinline__ void added_product(Context& c, const Matrix& m) {
+  constexpr Site kSite = STAGE == kOutput ? kAttentionSite : kMlpSite;
+  const std::uint16_t* const input = STAGE == kOutput ? c.p.attended : c.p.mid;
+  const int stride = STAGE == kOutput ? m.cols : c.p.shape.mid_width;
+  const std::uint16_t* const before = STAGE == kOutput ? c.p.hidden : c.p.middle;
+  std::uint16_t* const after = STAGE == kOutput ? c.p.middle : c.p.hidden;
   const Layout layout(m);
   const int hidden = hidden_of(c.p.shape);
   const int layer = layer_of(c);
-  if (has_peers() && !may_exchange(kAttentionSite, layer, kOutput)) return;
-  const bool stalled = WORDS && is_stalled(kOutput);
+  if (has_peers() && !may_exchange(kSite, layer, STAGE)) return;
+  const bool stalled = WORDS && is_stalled(STAGE);
   const auto stage = [&](int first, int n) {
     if constexpr (WORDS) {
       // A power of two for MiniMax-M3's heads.
@@ -178,13 +184,12 @@ __device__ __forceinline__ void output_stage(Context& c) {
       stage_words(
           n << log_words, tag_of(c), layer, kMerge,
           [&](int i) { return c.x + (i >> log_words) * m.row_bytes + (i & mask) * 8; }, from);
-      if (c.thread == 0) stamp(layer, kOutput, 0);
+      if (c.thread == 0) stamp(layer, STAGE, 0);
     } else {
       sync(c);
       clear_rows(c.x, layout, n);
-      stage_rows(c, layout, layout.row_bytes, 0, n, [&](int r) {
-        return c.p.attended + static_cast<std::int64_t>(first + r) * m.cols;
-      });
+      stage_rows(c, layout, layout.row_bytes, 0, n,
+                 [&](int r) { return input + static_cast<std::int64_t>(first + r) * stride; });
       wait_copies();
     }
     sync(c);
@@ -193,31 +198,35 @@ __device__ __forceinline__ void output_stage(Context& c) {
     const int out = group * 16 + i;
     if (out >= hidden) return;
     if (has_peers()) {
-      publish(kAttentionSite, layer, row, out, sum);
+      publish(kSite, layer, row, out, sum);
       return;
     }
     const std::int64_t at = static_cast<std::int64_t>(row) * hidden + out;
     const std::uint16_t value =
-        to_bf16(load_bf16(c.p.hidden + at) + round_bf16(sum * row_factor(m.row_scale, out)));
-    c.p.middle[at] = value;
+        to_bf16(load_bf16(before + at) + round_bf16(sum * row_factor(m.row_scale, out)));
+    after[at] = value;
     if (WORDS && !stalled) hand_over_four(words_at(kMiddleWords, row) + out / 4, value, tag_of(c));
   };
   if (kMayBeWide && output_is_wide(m, c.rows())) {
     stage(0, c.rows());
-    share_product<OutputKind, kMayBeWide>(
+    share_product<K, kMayBeWide>(
         c, m, c.rows(), [&](int group, int i, int row, float sum) { finish(row, group, i, sum); });
   } else {
 #pragma unroll 1
     for (int first = 0; first < pass_rows(c); first += kColumns) {
       const int n = min(kColumns, c.rows() - first);
       stage(first, n);
-      share_product<OutputKind, false>(c, m, n, [&](int group, int i, int column_of, float sum) {
+      share_product<K, false>(c, m, n, [&](int group, int i, int column_of, float sum) {
         finish(first + column_of, group, i, sum);
       });
     }
   }
-  if (has_peers())
-    collect_share<WORDS>(kAttentionSite, layer, kOutput, m.row_groups, m.row_scale, tag_of(c));
+  if (has_peers()) collect_share<WORDS>(kSite, layer, STAGE, m.row_groups, m.row_scale, tag_of(c));
+}
+
+template <bool WORDS>
+__device__ __forceinline__ void output_stage(Context& c) {
+  added_product<OutputKind, kOutput, WORDS>(c, c.layer().o);
 }
 
 // Partial logits. In the fused kernel and up to eight rows a warp hands over its own: the others go
@@ -274,16 +283,31 @@ __device__ __forceinline__ void router_in_step(Context& c) { router_products<tru
 __device__ __forceinline__ void head_stage(Context& c) {
   const Matrix& m = c.p.lm_head;
   const int n_all = c.step().logit_rows;
+  std::uint16_t* const normed = c.block == 0 ? c.p.normed : nullptr;
+  const auto logit = [&](int row, int out) -> float& {
+    return c.p.logits[static_cast<std::int64_t>(row) * c.p.shape.vocab + out];
+  };
+#if MONOLAYER_KERNELS_DENSE && MONOLAYER_KERNELS_ROWS > 8
+  if (is_by_halves(n_all)) {
+    product_by_halves<HeadKind, 0>(
+        c, m, c.p.hidden, c.p.final_norm, n_all, Rows{0, c.step().logit_row}, normed,
+        [&](int group, int i, int row, float sum, bool complete) {
+          const int out = group * 16 + i;
+          if (out >= c.p.shape.vocab || row >= n_all) return;
+          float& at = logit(row, out);
+          at = complete ? (at + sum) * row_factor(m.row_scale, out) : sum;
+        });
+    return;
+  }
+#endif
 #pragma unroll 1
   for (int first = 0; first < n_all; first += kColumns) {
     const int n = min(kColumns, n_all - first);
-    stage_norm(m, c.p.hidden, c.p.final_norm, n, Rows{first, c.step().logit_row},
-               c.block == 0 ? c.p.normed : nullptr);
+    stage_norm(m, c.p.hidden, c.p.final_norm, n, Rows{first, c.step().logit_row}, normed);
     share_product<AnyKind, false>(c, m, n, [&](int group, int i, int column_of, float sum) {
       const int out = group * 16 + i;
       if (out >= c.p.shape.vocab) return;
-      c.p.logits[static_cast<std::int64_t>(first + column_of) * c.p.shape.vocab + out] =
-          sum * row_factor(m.row_scale, out);
+      logit(first + column_of, out) = sum * row_factor(m.row_scale, out);
     });
   }
 }

@@ -152,7 +152,7 @@ __device__ __forceinline__ void share_table(Context& c) {
 template <typename S>
 __device__ __forceinline__ void order_choices(const Context& c, int thread, S&& meet) {
   const int rows = c.rows();
-  const int chosen = kM3 || c.layer().moe != 0 ? chosen_of(c.p.shape) : 0;
+  const int chosen = has_experts(c.layer()) ? chosen_of(c.p.shape) : 0;
   const int choices = rows * chosen;
   Table& t = c.s.table;
   if (thread < 4) {
@@ -233,7 +233,7 @@ __device__ __noinline__ void build_table() {
     sync(c);
     return;
   }
-  if (kM3 || c.layer().moe != 0) {
+  if (has_experts(c.layer())) {
 #pragma unroll 1
     for (int row = c.warp; row < c.rows(); row += kWarps) route_row(c, row);
   }

@@ -137,7 +137,7 @@ __device__ __forceinline__ void activate_row(const Context& c, const Run& run, i
     const Run::Place place = run.place(first + k);
     hand_over_columns(kMidWords,
                       c.s.table.first[place.pass] * c.layer().down.cols + place.group * 8 + j, 0,
-                      in && !stalled, activated(c.p.shape, gate, up), tag_of(c));
+                      in && !stalled, activated(c.p.shape, c.layer(), gate, up), tag_of(c));
   }
 }
 

@@ -204,7 +204,7 @@ __device__ __forceinline__ void norm_in_registers(L&& load, const std::uint16_t*
 __device__ __noinline__ void stage_norm(const Matrix& m, const std::uint16_t* from,
                                         const std::uint16_t* weight, int n, Rows row_of,
                                         std::uint16_t* out) {
-  if constexpr (kM3) {
+  if constexpr (kM3Sizes) {
     if (!kOnePass) sync();  // whoever still reads x
     norm_in_registers(
         [&](int first, NormRows& v) {

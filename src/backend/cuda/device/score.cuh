@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_columns(const Layer& layer, int row, int fr
       part[k] = __ldcg(reinterpret_cast<const float4*>(x + k * part_stride) + lane);
     }
     float4 scale = {1, 1, 1, 1};
-    if (kM3 || layer.qkv.row_scale != nullptr) {
+    if (kM3Sizes || layer.qkv.row_scale != nullptr) {
       scale = __ldg(reinterpret_cast<const float4*>(layer.qkv.row_scale + from) + lane);
     }
     const auto total = [&](float float4::*f) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_columns(const Layer& layer, int row, int fr
 
 __device__ __forceinline__ Share score_share(const Context& c) {
   const StepRows& step = c.step();
-  const bool score = (kM3 || c.layer().sparse != 0) && step.score != 0;
+  const bool score = is_sparse(c.layer()) && step.score != 0;
   return {score ? rows_of(step) * step.max_groups : 0, c.block, c.blocks};
 }
 __device__ __forceinline__ void store_score(const Context& c, int row, int head, int group,

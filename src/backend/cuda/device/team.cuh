@@ -8,6 +8,7 @@ namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 template <int WARPS>
 struct Team {
+  static constexpr int kWarpsOfTeam = WARPS;
   static constexpr int kThreadsOfTeam = WARPS * 32;
   static constexpr int kTeams = kWarps / WARPS;
 

@@ -187,6 +187,21 @@ __device__ __forceinline__ void tiles_e4m3_wide(std::uint32_t tile, std::uint32_
     mma_half(acc[1][1], a[4], a[5], a[6], a[7], d.z, d.w);
   }
 }
+__device__ __forceinline__ void tiles_bf16_wide(std::uint32_t tile, std::uint32_t x, int x_stride,
+                                                std::uint32_t y, int y_stride, int n,
+                                                float (&acc)[2][2][4]) {
+#pragma unroll 2
+  for (int i = 0; i < n; ++i, tile += 1024, x += x_stride, y += y_stride) {
+    const uint4 w0 = load_shared(tile);
+    const uint4 w1 = load_shared(tile + 512);
+    const uint4 b = load_shared(x);
+    const uint4 d = load_shared(y);
+    mma(acc[0][0], w0.x, w0.y, w0.z, w0.w, b.x, b.y);
+    mma(acc[1][0], w0.x, w0.y, w0.z, w0.w, d.x, d.y);
+    mma(acc[0][0], w1.x, w1.y, w1.z, w1.w, b.z, b.w);
+    mma(acc[1][0], w1.x, w1.y, w1.z, w1.w, d.z, d.w);
+  }
+}
 // `planes` tiles of the same columns follow each other.
 __device__ __forceinline__ void tiles_bf16(int tile, int x, int stride, int n, int planes,
                                            float (&acc)[4]) {

@@ -59,7 +59,7 @@ __device__ __forceinline__ int gate_up_log_items(const Matrix& m) {
 }
 
 // Whether projections may take all rows of a step of more than kColumns in one pass.
-inline constexpr bool kMayBeWide = kM3 && !kOnePass;
+inline constexpr bool kMayBeWide = kM3Sizes && !kOnePass;
 // Whether the output projection does: if shared memory holds their activations.
 __device__ __forceinline__ bool output_is_wide(const Matrix& m, int rows) {
   return kMayBeWide && rows > kColumns && rows * m.row_bytes <= shared().params.x_bytes;
@@ -69,6 +69,27 @@ __device__ __forceinline__ Run share_of(const Matrix& m, bool wide, int block, i
   const Share mine(m.row_groups, block, blocks);
   const int batch = wide ? max(1, groups_at_once(m) / 2) : groups_at_once(m);
   return {m, mine.count(), mine.begin, 1, 1, 0, 0, -1, batch, m.log_items, m.group_bytes};
+}
+// Whether all rows of a step meet a matrix in one pass over it though shared memory does not hold
+// their activations: half of its K, then the other half.
+inline constexpr bool kByHalves = kDenseM3 && !kOnePass;
+inline constexpr int kHalfParts = kProjectionParts / 2;
+__device__ __forceinline__ bool is_by_halves(int rows) { return kByHalves && rows > kColumns; }
+// One half of this block's row groups: that is the pass.
+__device__ __forceinline__ Run half_share_of(const Matrix& m, int half, int block, int blocks) {
+  constexpr int kEntries = 2 * kHalfParts;  // sums of a row group, eight columns each
+  const Share mine(m.row_groups, block, blocks);
+  return {m,
+          mine.count(),
+          mine.begin,
+          1,
+          m.row_groups,
+          m.groups_divider,
+          0,
+          half,
+          2 * red_entries(kMaxRows) / kEntries,
+          31 - __clz(kHalfParts),
+          m.group_bytes};
 }
 __device__ __forceinline__ std::int64_t bytes_of_item(const Matrix& m) {
   return static_cast<std::int64_t>(m.span) * m.tiles * m.tile_bytes;
@@ -165,7 +186,7 @@ __device__ __forceinline__ int down_groups_of_row(const Params& p, const Layer& 
 template <typename F>
 __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer, const Table& t,
                                              int lane, int block, int blocks, F&& f) {
-  const Matrix& shape = kM3 || layer.moe != 0 ? layer.down : layer.shared_down;
+  const Matrix& shape = layer.down;
   const Share mine(shape.row_groups, block, blocks);
   if (mine.count() == 0) return;
   const int row_bytes = max(shape.row_bytes, layer.shared_down.row_bytes);

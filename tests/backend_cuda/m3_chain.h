@@ -1,0 +1,131 @@
+// MiniMax-M3 at the full size of its layers over random weights and caches, for tests on a device.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/random_model.h"
+#include "backend_cuda/device_harness.h"
+
+namespace monolayer::test {
+
+inline constexpr std::int64_t kM3Page = m3::kPageTokens;
+inline constexpr std::int64_t kM3Vocab = 4096;
+
+class Toggle : public cpu::StepJudge {
+ public:
+  bool fused(const cpu::StepShape& /*shape*/, int /*rank*/) override { return mono; }
+  std::string reason(const cpu::StepShape& /*shape*/) const override { return "as the test says"; }
+  bool mono = false;
+};
+
+// Sequences with pages of their own, all over the pool.
+class M3Chain {
+ public:
+  // `most`: sequences of `context` tokens that the pool holds.
+  M3Chain(int stand_in, std::int64_t layers, std::int64_t most, std::int64_t context,
+          cuda::NativeOptions options = {}, bool f32_router = false, std::int64_t dense_layers = 0)
+      : config_(cuda::m3_config(dense_layers, layers)), most_(most) {
+    config_.vocab_size = kM3Vocab;
+    options.policy = &toggle_;
+    auto chain = cuda::create_random(
+        config_, {.seed = 7, .stand_in = stand_in, .f32_router = f32_router}, options);
+    EXPECT_TRUE(chain.ok()) << chain.status().to_string();
+    if (!chain.ok()) return;
+    chain_ = std::move(chain).value();
+    pages_ = (context + kM3Page - 1) / kM3Page;
+    auto pool = cpu::CachePool::reserve(config_, cuda::m3_caches(), most * pages_);
+    EXPECT_TRUE(pool.ok()) << pool.status().to_string();
+    pool_ = std::move(pool).value();
+    const Status ready = chain_->prepare(*pool_);
+    EXPECT_TRUE(ready.ok()) << ready.to_string();
+    ok_ = ready.ok();
+  }
+  bool ok() const { return ok_; }
+  bool m3_kernels() const { return chain_->m3_kernels(); }
+
+  // Logits of the last `query` tokens of these sequences, `context` tokens long.
+  Status step(const std::vector<std::int64_t>& which, std::int64_t context, std::int64_t query,
+              bool mono, std::vector<float>& logits, std::int32_t other = 0) {
+    return step_of(which, std::vector<std::int64_t>(which.size(), context), query, mono, logits,
+                   other);
+  }
+  // The same, each as long as `contexts` says.
+  Status step_of(const std::vector<std::int64_t>& which, const std::vector<std::int64_t>& contexts,
+                 std::int64_t query, bool mono, std::vector<float>& logits,
+                 std::int32_t other = 0) {
+    std::vector<std::vector<std::int32_t>> tables, tokens;
+    for (std::size_t i = 0; i < which.size(); ++i) {
+      tables.push_back(table(which[i], contexts[i]));
+      auto& own = tokens.emplace_back();
+      for (std::int64_t p = contexts[i] - query; p < contexts[i]; ++p)
+        own.push_back(static_cast<std::int32_t>((1 + which[i] * 131 + p * 17 + other) % kM3Vocab));
+    }
+    std::vector<cpu::StepSequence> sequences;
+    for (std::size_t i = 0; i < which.size(); ++i) {
+      sequences.push_back({.tokens = tokens[i],
+                           .start = contexts[i] - query,
+                           .pages = tables[i],
+                           .logit_rows = query});
+    }
+    toggle_.mono = mono;
+    return chain_->step(sequences, *pool_, logits, nullptr);
+  }
+  std::vector<float> logits(const std::vector<std::int64_t>& which, std::int64_t context,
+                            std::int64_t query, bool mono) {
+    return logits_of(which, std::vector<std::int64_t>(which.size(), context), query, mono);
+  }
+  std::vector<float> logits_of(const std::vector<std::int64_t>& which,
+                               const std::vector<std::int64_t>& contexts, std::int64_t query,
+                               bool mono) {
+    std::vector<float> out;
+    const Status status = step_of(which, contexts, query, mono, out);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    return out;
+  }
+
+ private:
+  std::vector<std::int32_t> table(std::int64_t sequence, std::int64_t context) const {
+    const std::int64_t all = most_ * pages_;
+    const std::int64_t step = std::gcd<std::int64_t>(all, 37) == 1 ? 37 : 1;
+    std::vector<std::int32_t> out;
+    for (std::int64_t i = 0; i * kM3Page < context; ++i)
+      out.push_back(static_cast<std::int32_t>((i * most_ + sequence) * step % all));
+    return out;
+  }
+
+  m3::ModelConfig config_;
+  Toggle toggle_;
+  std::int64_t most_, pages_ = 0;
+  std::unique_ptr<cpu::CachePool> pool_;
+  std::unique_ptr<cuda::BenchChain> chain_;
+  bool ok_ = false;
+};
+
+inline std::vector<std::int64_t> first(std::int64_t n) {
+  std::vector<std::int64_t> out(static_cast<std::size_t>(n));
+  std::iota(out.begin(), out.end(), 0);
+  return out;
+}
+// Row i of a.
+inline std::vector<float> row(const std::vector<float>& a, std::int64_t i) {
+  const auto at = a.begin() + i * kM3Vocab;
+  return {at, at + kM3Vocab};
+}
+
+// Counts comparisons, so that a run says how much was compared.
+struct Tally {
+  std::int64_t compared = 0, differ = 0;
+  void same(const std::vector<float>& want, const std::vector<float>& got,
+            const std::string& what) {
+    ++compared;
+    if (want == got) return;
+    if (++differ <= 10) ADD_FAILURE() << what << ": other bits";
+  }
+};
+
+}  // namespace monolayer::test
