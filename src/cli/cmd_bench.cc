@@ -215,7 +215,7 @@ void add_bench(Program& program) {
   f.integer(app, "--dense-layers", flags->dense_layers, 0, 60, "Dense layers of the random model");
   f.integer(app, "--sparse-layers", flags->sparse_layers, 1, 60,
             "Sparse layers of the random model");
-  f.integer(app, "--query", flags->query, 1, 8, "Rows of a sequence, its last tokens");
+  f.integer(app, "--query", flags->query, 1, 16, "Rows of a sequence, its last tokens");
   f.choice(app, "--router-dtype", flags->router_dtype, {"bf16", "f32"}, "Element type of routers");
   f.toggle(app, "--every-rank", flags->every_rank,
            "Every rank on a device of its own, not one for all");

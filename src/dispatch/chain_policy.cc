@@ -68,8 +68,9 @@ Result<std::unique_ptr<ChainPolicy>> ChainPolicy::create(const m3::ModelConfig& 
                                              : PathChoice::kAuto;
   ML_ASSIGN_OR_RETURN(Dispatcher dispatcher,
                       Dispatcher::create(deployment_facts(config, weights, options), choice));
-  return std::unique_ptr<ChainPolicy>(new ChainPolicy(
-      std::move(dispatcher), choice, std::vector(measured.begin(), measured.end())));
+  return std::unique_ptr<ChainPolicy>(new ChainPolicy(std::move(dispatcher), choice,
+                                                      std::vector(measured.begin(), measured.end()),
+                                                      options.backend == "cuda"));
 }
 
 bool ChainPolicy::any_fused() const {
@@ -84,7 +85,8 @@ std::string ChainPolicy::deployment_reason() const {
 std::string ChainPolicy::steps_reason() const {
   if (!any_fused()) return deployment_reason();
   if (measured_.empty() || choice_ == PathChoice::kMono)
-    return "steps of at most 16 rows run fused, larger and mixed ones native";
+    return by_passes_ ? "steps run fused, larger ones in passes of 16 rows"
+                      : "steps of at most 16 rows run fused, larger and mixed ones native";
   std::string spans;
   std::int64_t slower = 0;  // rows of the span before, where fused is never faster
   for (const cpu::FusedSpan& span : measured_) {
@@ -97,7 +99,8 @@ std::string ChainPolicy::steps_reason() const {
     slower = span.groups > 0 ? 0 : span.rows;
   }
   if (spans.empty()) return "native was measured to be faster for every step";
-  return "fused where it was measured to be faster:" + spans + " other steps native";
+  return "fused where it was measured to be faster:" + spans + " other steps native" +
+         (by_passes_ ? ", larger ones by their passes of 16 rows" : "");
 }
 
 std::unique_ptr<cpu::StepDriver> ChainPolicy::driver(mono::Lifecycle& lifecycle,

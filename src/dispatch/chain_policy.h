@@ -38,14 +38,19 @@ class ChainPolicy final : public cpu::PathPolicy, public cpu::StepJudge {
   StepCounters counters() const { return dispatcher_.counters(); }
 
  private:
-  ChainPolicy(Dispatcher dispatcher, PathChoice choice, std::vector<cpu::FusedSpan> measured)
-      : dispatcher_(std::move(dispatcher)), choice_(choice), measured_(std::move(measured)) {}
+  ChainPolicy(Dispatcher dispatcher, PathChoice choice, std::vector<cpu::FusedSpan> measured,
+              bool by_passes)
+      : dispatcher_(std::move(dispatcher)),
+        choice_(choice),
+        measured_(std::move(measured)),
+        by_passes_(by_passes) {}
   // With the limit that was measured for so many rows.
   StepFacts judged(const cpu::StepShape& shape) const;
 
   Dispatcher dispatcher_;
   const PathChoice choice_;
   const std::vector<cpu::FusedSpan> measured_;
+  const bool by_passes_;  // the chain asks for the passes of a larger step, not for the step
 };
 
 }  // namespace monolayer::dispatch

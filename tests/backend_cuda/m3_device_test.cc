@@ -94,6 +94,26 @@ TEST_P(M3Device, QueriesOfSeveralTokens) {
   EXPECT_EQ(0, tally.differ);
 }
 
+// As prompts are: passes of 16 rows of one sequence, and what is left over.
+TEST_P(M3Device, ManyTokensOfASequence) {
+  M3Chain chain(stand_in(), 2, 2, 40000);
+  ASSERT_TRUE(chain.ok());
+  Tally tally;
+  for (const std::int64_t context : {40, 150, 2100, 8200, 33000}) {
+    for (const std::int64_t query : {9, 16, 40}) {
+      std::vector<float> want;
+      for (std::int64_t at = context - query + 1; at <= context; ++at) {
+        const std::vector<float> own = chain.logits({1}, at, 1, false);
+        want.insert(want.end(), own.begin(), own.end());
+      }
+      for (const bool mono : {false, true})
+        tally.same(want, chain.logits({1}, context, query, mono),
+                   where(context, 1, mono) + " of " + std::to_string(query) + " tokens");
+    }
+  }
+  EXPECT_EQ(0, tally.differ);
+}
+
 TEST_P(M3Device, AMillionTokens) {
   constexpr std::int64_t kMillion = 1 << 20;
   M3Chain chain(stand_in(), 2, 2, kMillion);

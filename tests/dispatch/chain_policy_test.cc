@@ -222,11 +222,12 @@ TEST_F(ChainPolicyTest, MeasuredLimitsDecideWhereBothCouldRun) {
   EXPECT_EQ("native was measured to be faster for every step", said({{16, 0}}));
   EXPECT_EQ(
       "fused where it was measured to be faster: 2 to 8 rows that see 6400 tokens in all; other "
-      "steps native",
+      "steps native, larger ones by their passes of 16 rows",
       said({{1, 0}, {8, 400}, {16, 0}}));
   const auto asked = with("mono");
   EXPECT_TRUE(asked->fused(shape(16, 100000), 0));
   EXPECT_FALSE(asked->fused(shape(17, 17), 0));
+  EXPECT_EQ("steps run fused, larger ones in passes of 16 rows", asked->steps_reason());
 }
 
 }  // namespace

@@ -288,9 +288,9 @@ Status run_bench(const BenchOptions& options,
       return {Code::kUnsupported, "--contexts",
               std::to_string(n) + ", the model takes 1 to " + std::to_string(config.max_positions)};
   }
-  if (options.query < 1 || options.query > 8)
+  if (options.query < 1 || options.query > 16)
     return {Code::kUnsupported, "--query",
-            std::to_string(options.query) + ", a sequence has 1 to 8 rows of a step"};
+            std::to_string(options.query) + ", a sequence has 1 to 16 rows of a step"};
   for (const std::int64_t n : options.rows) {
     if (n % options.query != 0)
       return {Code::kUnsupported, "--rows",

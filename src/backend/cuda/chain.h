@@ -99,6 +99,7 @@ class Chain : public BenchChain {
     return m3 ? Kernels::kDenseM3 : Kernels::kAny;
   }
   Status plan_step(std::span<const cpu::StepSequence> sequences, const cpu::CachePool& cache);
+  cpu::StepShape judged_shape(const cpu::CachePool& cache) const;
   void choose_path(const cpu::CachePool& cache);
   // Whether some step may be fused, so that its kernels must fit.
   bool may_fuse() const { return options_.policy != nullptr || options_.path == Path::kMono; }

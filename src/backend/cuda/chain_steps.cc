@@ -271,6 +271,23 @@ Status Chain::plan_step(std::span<const cpu::StepSequence> sequences, const cpu:
   return {};
 }
 
+// What a step's path is decided by: the hardest of its passes, whose rows each stand for
+// themselves.
+cpu::StepShape Chain::judged_shape(const cpu::CachePool& cache) const {
+  cpu::StepShape shape =
+      cpu::shape_of(plan_, std::min(config_.max_positions, cache.pages() * kPageTokens));
+  shape.rows = shape.requests = std::min<std::int64_t>(shape.rows, kMaxRows);
+  shape.shortest_query = shape.longest_query = 1;
+  shape.key_groups = 0;
+  for (std::int64_t first = 0; first < plan_.rows(); first += kMaxRows) {
+    std::int64_t groups = 0;
+    for (std::int64_t r = first; r < std::min(first + kMaxRows, plan_.rows()); ++r)
+      groups += plan_.row(r).position / 16 + 1;
+    shape.key_groups = std::max(shape.key_groups, groups);
+  }
+  return shape;
+}
+
 // The same on every rank: the policy's answer depends on the step alone.
 void Chain::choose_path(const cpu::CachePool& cache) {
   if (!fuses_) {
@@ -283,8 +300,7 @@ void Chain::choose_path(const cpu::CachePool& cache) {
     why_native_ = "native was chosen";
     return;
   }
-  const cpu::StepShape shape =
-      cpu::shape_of(plan_, std::min(config_.max_positions, cache.pages() * kPageTokens));
+  const cpu::StepShape shape = judged_shape(cache);
   fused_ = options_.policy->fused(shape, options_.group == nullptr ? 0 : options_.group->rank());
   if (!fused_) why_native_ = options_.policy->reason(shape);
 }
