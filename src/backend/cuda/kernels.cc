@@ -48,11 +48,10 @@ int round_of(int slots) {
 int down_bytes(std::span<const Layer> layers, int chosen, int rows) {
   int most = 0;
   for (const Layer& layer : layers) {
-    const Matrix& m = layer.moe != 0 ? layer.down : layer.shared_down;
-    const int slots = layer.moe != 0 ? chosen + 1 : 1;
+    if (layer.moe == 0) continue;
     most = std::max(most, std::min(rows, kColumns) *
                                   std::max(layer.down.row_bytes, layer.shared_down.row_bytes) +
-                              rows * slots * m.parts * kDownSums);
+                              rows * (chosen + 1) * layer.down.parts * kDownSums);
   }
   return most;
 }

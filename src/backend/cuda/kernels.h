@@ -10,8 +10,8 @@
 
 namespace monolayer::cuda {
 
-// Bytes that down needs in steps of `rows` rows, whatever layer: rows of a pass, and the sums of a
-// row group.
+// Bytes that down needs in steps of `rows` rows, whatever layer with experts: rows of a pass, and
+// the sums of a row group.
 int down_bytes(std::span<const Layer> layers, int chosen, int rows);
 // Sets x_bytes, slots and what else divides shared memory and its copies for `rows` rows of
 // activations of `row_bytes` each (staged, with padding) and down_bytes(); false if they do not

@@ -270,7 +270,7 @@ __device__ __forceinline__ void load_table(Context& c) {
 __device__ __forceinline__ float add_experts(const Context& c, const float* products, int row,
                                              int part, int parts, int i) {
   const Table& t = c.s.table;
-  const int chosen = has_experts(c.layer()) ? chosen_of(c.p.shape) : 0;
+  const int chosen = chosen_of(c.p.shape);
   const int all = chosen + (kM3 || c.layer().shared_gate_up.row_groups > 0 ? 1 : 0);
   const float* from = products + part * 16 + i;
   float sum = 0;

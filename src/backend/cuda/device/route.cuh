@@ -152,7 +152,7 @@ __device__ __forceinline__ void share_table(Context& c) {
 template <typename S>
 __device__ __forceinline__ void order_choices(const Context& c, int thread, S&& meet) {
   const int rows = c.rows();
-  const int chosen = has_experts(c.layer()) ? chosen_of(c.p.shape) : 0;
+  const int chosen = chosen_of(c.p.shape);
   const int choices = rows * chosen;
   Table& t = c.s.table;
   if (thread < 4) {
@@ -163,7 +163,7 @@ __device__ __forceinline__ void order_choices(const Context& c, int thread, S&& 
     }
   }
   meet();
-  const int row = choices > 0 ? thread / chosen : 0;
+  const int row = thread / chosen;
   const int k = thread - row * chosen;
   const int shared_passes = t.shared_passes;
   // Choices before this one, by expert, then row; experts are bytes, four a word.
@@ -195,10 +195,7 @@ __device__ __forceinline__ void order_choices(const Context& c, int thread, S&& 
   }
   meet();
   // Every eighth slot of an expert begins a pass.
-  if (thread >= choices) {
-    if (choices == 0 && thread == 0) t.passes = shared_passes;
-    return;
-  }
+  if (thread >= choices) return;
   const auto* begins = reinterpret_cast<const std::uint32_t*>(c.s.begins);
   int pass = shared_passes;
   int all = shared_passes;
@@ -233,10 +230,9 @@ __device__ __noinline__ void build_table() {
     sync(c);
     return;
   }
-  if (has_experts(c.layer())) {
+  const int rows = c.rows();
 #pragma unroll 1
-    for (int row = c.warp; row < c.rows(); row += kWarps) route_row(c, row);
-  }
+  for (int row = c.warp; row < rows; row += kWarps) route_row(c, row);
   order_choices(c, c.thread, [] { sync(); });
   sync(c);
   if (c.thread == 0) mbarrier_arrive(&c.s.routed);
