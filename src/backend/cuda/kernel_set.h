@@ -18,6 +18,7 @@ const KernelSet& m3_kernels_4();
 const KernelSet& m3_kernels_8();
 const KernelSet& m3_kernels_16();
 const KernelSet& m3_dense_kernels_1();
+const KernelSet& m3_dense_kernels_4();
 const KernelSet& m3_dense_kernels_8();
 const KernelSet& m3_dense_kernels_16();
 

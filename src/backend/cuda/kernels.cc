@@ -21,6 +21,7 @@ const KernelSet& set_of(Kernels kernels, const Params& params) {
   const int most_rows = params.most_rows;
   if (kernels == Kernels::kDenseM3)
     return most_rows == 1   ? m3_dense_kernels_1()
+           : most_rows <= 4 ? m3_dense_kernels_4()
            : most_rows <= 8 ? m3_dense_kernels_8()
                             : m3_dense_kernels_16();
   return most_rows == 1   ? m3_kernels_1()
@@ -75,9 +76,10 @@ bool plan_shared_memory(int rows, int row_bytes, int down_bytes, int limit, Para
   params.round = round_of(params.slots);
   Params dense = params;
   dense.red_columns = std::max(dense.red_columns, kDenseRedColumns);
-  params.dense_x_bytes = std::max(
-      params.x_bytes,
-      kDenseTeams * dense_attention_bytes(params.shape.head_dim, params.shape.kv_fp8 != 0));
+  params.dense_x_bytes =
+      std::max(params.x_bytes,
+               kDenseTeams * dense_attention_bytes(params.shape.head_dim, params.shape.kv_fp8 != 0,
+                                                   params.most_rows));
   params.dense_slots = slots_beside(params.dense_x_bytes, whole, dense);
   return params.slots >= kLeastSlots;
 }
@@ -105,9 +107,9 @@ int shared_memory(const Params& params) {
 }
 
 cudaError_t prepare_kernels(int shared_limit) {
-  for (const KernelSet* set :
-       {&any_kernels(), &m3_kernels_1(), &m3_kernels_4(), &m3_kernels_8(), &m3_kernels_16(),
-        &m3_dense_kernels_1(), &m3_dense_kernels_8(), &m3_dense_kernels_16()}) {
+  for (const KernelSet* set : {&any_kernels(), &m3_kernels_1(), &m3_kernels_4(), &m3_kernels_8(),
+                               &m3_kernels_16(), &m3_dense_kernels_1(), &m3_dense_kernels_4(),
+                               &m3_dense_kernels_8(), &m3_dense_kernels_16()}) {
     for (int i = 0; i <= kStages; ++i) {
       const void* kernel = i < kStages ? set->stages[i] : set->fused;
       if (kernel == nullptr) continue;

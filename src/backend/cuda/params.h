@@ -187,12 +187,14 @@ inline constexpr int attention_bytes(int head_dim, bool fp8) {
   return kPageTokens * value_row_bytes(head_dim, fp8) + kAttentionScratch;
 }
 
-// The same of a team in dense layers: two pages of values, scores and probabilities; queries and
-// factors lie where sums do between products.
+// The same of a team in dense layers: pages of values (one in steps of up to four rows, whose ring
+// needs the room more), scores and probabilities; queries and factors lie where sums do between
+// products.
 inline constexpr int kTeamQueryBytes = 8 * 288 * 2;
-inline constexpr int dense_attention_bytes(int head_dim, bool fp8) {
-  return attention_bytes(head_dim, fp8) + kPageTokens * value_row_bytes(head_dim, fp8) -
-         kTeamQueryBytes;
+inline constexpr int dense_value_pages(int rows) { return rows <= 4 ? 1 : 2; }
+inline constexpr int dense_attention_bytes(int head_dim, bool fp8, int rows) {
+  return attention_bytes(head_dim, fp8) - kTeamQueryBytes +
+         (dense_value_pages(rows) - 1) * kPageTokens * value_row_bytes(head_dim, fp8);
 }
 
 // What the stage of heads keeps in shared memory in kernels for MiniMax-M3 of up to `rows` rows,

@@ -95,15 +95,16 @@ __device__ __forceinline__ void attend_dense(Context& c) {
   constexpr int kTeamWarps = DenseTeam::kWarpsOfTeam;
   constexpr int kShare = kShareOf<kTeamWarps>;
   constexpr int kValueBytes = kPageTokens * value_row_bytes(128, true);
+  constexpr int kValuePages = dense_value_pages(kMostRows);
   const DenseTeam team(c);
   const Layer& layer = c.layer();
   const int units = c.rows() * c.p.shape.kv_heads * c.step().max_chunks[0];
   const int step = kDenseTeams * c.blocks;
   DenseUnit at = dense_unit(c, c.block + team.number * c.blocks, units, step);
   if (at.unit >= units) return;
-  unsigned char* const values = c.x + team.number * dense_attention_bytes(128, true);  // two pages
-  auto* const scores = reinterpret_cast<float*>(values + 2 * kValueBytes);             // [16][132]
-  auto* const probs = reinterpret_cast<std::uint16_t*>(scores + 16 * kScoreStride);    // [8][288]
+  unsigned char* const values = c.x + team.number * dense_attention_bytes(128, true, kMostRows);
+  auto* const scores = reinterpret_cast<float*>(values + kValuePages * kValueBytes);  // [16][132]
+  auto* const probs = reinterpret_cast<std::uint16_t*>(scores + 16 * kScoreStride);   // [8][288]
   auto* const queries = reinterpret_cast<std::uint16_t*>(c.red) + team.number * kTeamQueryBytes / 2;
   auto* const factors = reinterpret_cast<ChunkFactors*>(reinterpret_cast<unsigned char*>(c.red) +
                                                         kDenseTeams * kTeamQueryBytes) +
@@ -112,7 +113,9 @@ __device__ __forceinline__ void attend_dense(Context& c) {
   const int t = team.lane & 3;
   const int h = team.warp + (team.lane >= 16 ? kTeamWarps : 0);  // whose maximum this lane has
   PageKeys<kTeamWarps> raw;
-  // A page on its way: keys into registers, queries of a unit, then values, a group of copies each.
+  // A page on its way: keys into registers, queries of a unit, then values, a group of copies each;
+  // with room for one page of values those wait until nobody reads the last ones.
+  const unsigned char* own_values = nullptr;
   const auto start = [&](const DenseUnit& of, int page, int buffer) {
     const std::int64_t from =
         (static_cast<std::int64_t>(page) * c.p.shape.kv_heads + of.head) * kPageTokens * 128;
@@ -124,8 +127,11 @@ __device__ __forceinline__ void attend_dense(Context& c) {
                  q + team.thread);
     }
     commit_copies();
-    start_page_values(team, layer.v_cache + from, keys_of(c, of), values + buffer * kValueBytes);
-    commit_copies();
+    own_values = layer.v_cache + from;
+    if constexpr (kValuePages > 1) {
+      start_page_values(team, own_values, keys_of(c, of), values + buffer * kValueBytes);
+      commit_copies();
+    }
   };
   const auto page_of = [&](const DenseUnit& of) {
     return __ldg(table_of(c.p, c.step(), of.row) + of.page);
@@ -145,15 +151,19 @@ __device__ __forceinline__ void attend_dense(Context& c) {
     if (++at.page == at.end) at = dense_unit(c, at.unit + step, units, step);
     const bool more = at.unit < units;
     const int next_page = more ? page_of(at) : 0;
-    wait_groups<1>();
+    wait_groups<kValuePages - 1>();
     team.sync();  // queries are there, and nobody is at the page before any more
+    if constexpr (kValuePages == 1) {
+      start_page_values(team, own_values, keys, values);
+      commit_copies();
+    }
     score_page(c, team, raw, queries, scores);
     team.sync();
     if (more) {
       start(at, next_page, buffer ^ 1);
     } else {
       commit_copies();
-      commit_copies();
+      if constexpr (kValuePages > 1) commit_copies();
     }
     {
       float value[kShare][4];
@@ -174,7 +184,7 @@ __device__ __forceinline__ void attend_dense(Context& c) {
         if ((team.lane & 15) == 0) factors[h] = f;
       }
     }
-    wait_groups<2>();
+    wait_groups<kValuePages>();
     team.sync();
     float acc[kShare][4] = {};
     weigh_page(team, values + buffer * kValueBytes, probs, acc);
@@ -202,7 +212,7 @@ __device__ __forceinline__ void attend_dense(Context& c) {
       }
     }
     if (!more) break;
-    buffer ^= 1;
+    if constexpr (kValuePages > 1) buffer ^= 1;
   }
 }
 #endif
