@@ -24,7 +24,7 @@
 namespace monolayer::cuda {
 
 // What runs in one launch sequence: the step's rows decide how shared memory is divided.
-inline constexpr std::array<int, 5> kColumnPlans{1, 2, 4, 8, kMaxRows};
+inline constexpr std::array<int, 9> kColumnPlans{1, 2, 3, 4, 5, 6, 7, 8, kMaxRows};
 
 inline std::size_t column_plan(std::int64_t rows) {
   std::size_t i = 0;

@@ -75,7 +75,7 @@ bool plan_shared_memory(int rows, int row_bytes, int down_bytes, int limit, Para
   params.known_in_flight = std::min(known_in_flight(rows), params.slots);
   params.round = round_of(params.slots);
   Params dense = params;
-  dense.red_columns = std::max(dense.red_columns, kDenseRedColumns);
+  dense.red_columns = dense_red_columns(params.most_rows);
   params.dense_x_bytes =
       std::max(params.x_bytes,
                kDenseTeams * dense_attention_bytes(params.shape.head_dim, params.shape.kv_fp8 != 0,
@@ -92,7 +92,7 @@ Params params_for(Kernels kernels, const Params& params) {
   if (kernels == Kernels::kDenseM3) {
     p.x_bytes = p.dense_x_bytes;
     p.slots = p.dense_slots;
-    p.red_columns = std::max(p.red_columns, kDenseRedColumns);
+    p.red_columns = dense_red_columns(p.most_rows);
     p.round = round_of(p.slots);
     // All of its weights are known before, and most of the time goes into reading them.
     p.in_flight = p.known_in_flight = std::min(p.in_flight, p.slots);

@@ -34,7 +34,7 @@ static_assert(kMailRows == kMaxRows, "a place in the mailbox for every row of a 
 
 // Columns kept of a sum, and sums of (row group, part) that meet at once, in steps of `rows` rows.
 inline constexpr int red_columns(int rows) { return rows > 4 ? 8 : rows > 2 ? 4 : 2; }
-inline constexpr int red_entries(int rows) { return rows > 4 ? 16 : 32; }
+inline constexpr int red_entries(int rows) { return rows > 1 ? 16 : 32; }
 // Bytes of a slot's sums of a row group and one part of down.
 inline constexpr int kDownSums = 16 * 4;
 
@@ -162,8 +162,9 @@ static_assert(kBarrierWords % 4 == 0);
 // A row's attention in a dense layer: so many pages, a power of two, meet in one partial, by its
 // number of pages alone; and its partials.
 inline constexpr int kMostPartials = 256;
-inline constexpr int kDenseTeams = 2;       // of a block's warps, a page each
-inline constexpr int kDenseRedColumns = 4;  // of a sum that are kept, at least
+inline constexpr int kDenseTeams = 2;  // of a block's warps, a page each
+// Columns of a sum that they keep, so that there is room for what else lies there.
+inline constexpr int dense_red_columns(int rows) { return 128 / red_entries(rows); }
 inline constexpr int dense_log_span(int pages) {
   int log = 0;
   while ((pages - 1) >> log >= kMostPartials) ++log;
