@@ -252,6 +252,26 @@ TEST_F(DenseAttention, AsInDoublePrecision) {
   }
 }
 
+TEST(SharedMemory, ActivationsThatLeaveNoRoomAreRefused) {
+  constexpr int kLimit = 232448;
+  for (const int row_bytes : {24640, 32832, 1 << 20}) {
+    cuda::Params p{};
+    p.shape.head_dim = kDim;
+    EXPECT_FALSE(cuda::plan_shared_memory(8, row_bytes, 0, kLimit, p)) << row_bytes;
+  }
+  for (const int rows : {1, 2, 3, 4, 5, 6, 7, 8, 16}) {
+    cuda::Params p{};
+    p.shape.head_dim = kDim;
+    p.shape.kv_fp8 = 1;
+    ASSERT_TRUE(cuda::plan_shared_memory(rows, 12352, 0, kLimit, p)) << rows;
+    EXPECT_LE(cuda::shared_memory(p), kLimit);
+    EXPECT_GE(p.dense_slots, 16);
+    if (rows > 8) {
+      EXPECT_GE(p.dense_x_bytes, 16 * cuda::kHalfRowBytes);
+    }
+  }
+}
+
 TEST(DensePartials, AreAtMostSoMany) {
   for (int pages = 1; pages <= 8192; ++pages) {
     const int log = cuda::dense_log_span(pages);

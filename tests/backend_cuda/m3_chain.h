@@ -56,8 +56,8 @@ class M3Chain {
   }
   // The same, each as long as `contexts` says.
   Status step_of(const std::vector<std::int64_t>& which, const std::vector<std::int64_t>& contexts,
-                 std::int64_t query, bool mono, std::vector<float>& logits,
-                 std::int32_t other = 0) {
+                 std::int64_t query, bool mono, std::vector<float>& logits, std::int32_t other = 0,
+                 m3::TraceSink* sink = nullptr) {
     std::vector<std::vector<std::int32_t>> tables, tokens;
     for (std::size_t i = 0; i < which.size(); ++i) {
       tables.push_back(table(which[i], contexts[i]));
@@ -73,7 +73,28 @@ class M3Chain {
                            .logit_rows = query});
     }
     toggle_.mono = mono;
-    return chain_->step(sequences, *pool_, logits, nullptr);
+    return chain_->step(sequences, *pool_, logits, sink);
+  }
+  // What leaves the last layer, normed: a row after the other.
+  std::vector<float> last_norms(const std::vector<std::int64_t>& which, std::int64_t context,
+                                bool mono) {
+    struct LastNorms : m3::TraceSink {
+      void hidden(std::int64_t layer, std::int64_t, std::span<const float> values) override {
+        if (layer == last) rows.insert(rows.end(), values.begin(), values.end());
+      }
+      void blocks(std::int64_t, std::int64_t, std::int64_t, std::span<const std::int32_t>,
+                  std::span<const float>) override {}
+      void experts(std::int64_t, std::int64_t, std::span<const std::int32_t>,
+                   std::span<const float>) override {}
+      std::int64_t last = 0;
+      std::vector<float> rows;
+    } sink;
+    sink.last = config_.num_layers;
+    std::vector<float> out;
+    const Status status =
+        step_of(which, std::vector<std::int64_t>(which.size(), context), 1, mono, out, 0, &sink);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    return sink.rows;
   }
   std::vector<float> logits(const std::vector<std::int64_t>& which, std::int64_t context,
                             std::int64_t query, bool mono) {

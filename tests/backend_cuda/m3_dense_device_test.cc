@@ -138,6 +138,26 @@ TEST_P(M3Dense, TheKernelsForAnyShapeGiveTheSame) {
   report(tally);
 }
 
+// The head of more than eight rows is another kernel, and a trace plans for sixteen whatever there
+// are.
+TEST_P(M3Dense, TracesShowTheLastNormOfAnyNumberOfRows) {
+  std::vector<float> want;
+  for (const bool any : {true, false}) {
+    M3Chain chain = dense_chain(stand_in(), 16, 384, {.any_kernels = any});
+    ASSERT_TRUE(chain.ok());
+    if (any) want = chain.last_norms(first(16), 300, false);
+    ASSERT_EQ(want.size(), 16U * 6144);
+    chain.logits(first(16), 380, 1, false);  // what buffers hold is of another step
+    for (const std::int64_t n : {3, 8, 9, 16}) {
+      for (const bool mono : {false, true}) {
+        const std::vector<float> got = chain.last_norms(first(n), 300, mono);
+        EXPECT_EQ(std::vector<float>(want.begin(), want.begin() + n * 6144), got)
+            << where(300, n, mono) << (any ? ", any" : "");
+      }
+    }
+  }
+}
+
 TEST_P(M3Dense, ManyRuns) {
   Tally tally;
   M3Chain chain = dense_chain(stand_in(), 16, 4096);

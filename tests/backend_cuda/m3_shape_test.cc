@@ -25,6 +25,7 @@ Shape shape_of(const Sizes& sizes) {
   s.topk = 16;
   s.chosen = 4;
   s.kv_fp8 = s.index_fp8 = 1;
+  s.projected = 9216;
   return s;
 }
 
@@ -170,6 +171,10 @@ TEST(M3Shape, OtherDenseLayersAreForTheOtherKernels) {
   other_cache.kv_fp8 = 0;
   EXPECT_EQ(m3_dense_refusal(other_cache, dense_layer_of(4)),
             "keys and values are cached in BF16, not E4M3");
+  Shape narrow = shape_of({});
+  narrow.projected = 700;
+  EXPECT_EQ(m3_dense_refusal(narrow, dense_layer_of(4)),
+            "the MLP is 6144 rows, more than 8 times the 700 of the projections");
   EXPECT_EQ(m3_dense_refusal(shape_of({}), dense_layer_of(4, 6144)),
             "the MLP's weights are not FP8 of M3's shape");
   for (Matrix Layer::*matrix :

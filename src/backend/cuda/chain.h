@@ -93,9 +93,11 @@ class Chain : public BenchChain {
     return options_.any_kernels || blocks_ < kLeastM3Blocks ? Kernels::kAny
                                                             : kernels_of(params().shape, layer);
   }
-  Kernels kernels_for_head(const Params& p) const {
-    const bool m3 = !options_.any_kernels && blocks_ >= kLeastM3Blocks && p.most_rows > kColumns &&
-                    m3_head(p.shape, p.lm_head);
+  // `rows`: that the launch is for. Those for M3 give rows after the final norm only if it has more
+  // than kColumns results.
+  Kernels kernels_for_head(const Params& p, int rows) const {
+    const bool m3 = !options_.any_kernels && blocks_ >= kLeastM3Blocks && rows > kColumns &&
+                    p.dense_slots >= kLeastSlots && m3_head(p.shape, p.lm_head);
     return m3 ? Kernels::kDenseM3 : Kernels::kAny;
   }
   Status plan_step(std::span<const cpu::StepSequence> sequences, const cpu::CachePool& cache);
@@ -131,8 +133,8 @@ class Chain : public BenchChain {
   Status launch_begin(const Params& p);
   Status launch_layers(const Params& p, int first, int last);
   Status launch(const Params& p, int layer_count);
-  // Head and likeliest tokens.
-  Status launch_head(const Params& p);
+  // Head and likeliest tokens, for as many rows.
+  Status launch_head(const Params& p, int rows);
   Status launch_layer(Params p, int layer);
   Status launch_fused_run(Params p, int first, int last);
   Status trace(const Params& p, m3::TraceSink& sink);

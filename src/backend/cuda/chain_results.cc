@@ -29,8 +29,8 @@ void Chain::fill_results(std::int64_t first, std::int64_t rows, bool all_logits)
   }
 }
 
-Status Chain::launch_head(const Params& p) {
-  ML_CUDA(launch_stage(kHead, p, kernels_for_head(p), blocks_, stream_));
+Status Chain::launch_head(const Params& p, int rows) {
+  ML_CUDA(launch_stage(kHead, p, kernels_for_head(p, rows), blocks_, stream_));
   ML_CUDA(cudaMemsetAsync(best_, 0, ranks_.size() * kMaxRows * sizeof(std::uint64_t), stream_));
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const Params& own = ranks_[i]->params();

@@ -108,7 +108,7 @@ Status Chain::launch_layers(const Params& p, int first, int last) {
 Status Chain::launch(const Params& p, int count) {
   ML_RETURN_IF_ERROR(launch_begin(p));
   ML_RETURN_IF_ERROR(launch_layers(p, 0, count));
-  return launch_head(p);
+  return launch_head(p, p.most_rows);
 }
 
 // What a layer has chosen: every KV head by the first rank that has it, experts by rank 0.
@@ -169,7 +169,7 @@ Status Chain::trace(const Params& p, m3::TraceSink& sink) {
     }
     ML_RETURN_IF_ERROR(trace_layer(layer, sink));
   }
-  ML_RETURN_IF_ERROR(launch_head(p));
+  ML_RETURN_IF_ERROR(launch_head(p, s.logit_rows));
   ML_ASSIGN_OR_RETURN(const auto normed, download(p.normed, s.rows * hidden));
   show(config_.num_layers, normed);
   return {};

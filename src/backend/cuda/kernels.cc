@@ -9,7 +9,6 @@ namespace monolayer::cuda {
 namespace {
 
 constexpr int kSmallLimit = 195 * 1024;
-constexpr int kLeastSlots = 8;
 // Copies on their way into a ring, at most; measured. What blocks tell each other waits behind
 // them, so the fused kernel has fewer of weights that it knows long before it uses them. A stage of
 // its own tells nobody anything.
@@ -40,7 +39,7 @@ int slots_beside(int x_bytes, int limit, const Params& params) {
 // A warp may wait for a slot no more than one ring ahead of what has been copied.
 int round_of(int slots) {
   int round = kWarps;
-  while (round > slots) round /= 2;
+  while (round > std::max(slots, 1)) round /= 2;
   return round;
 }
 
@@ -77,9 +76,10 @@ bool plan_shared_memory(int rows, int row_bytes, int down_bytes, int limit, Para
   Params dense = params;
   dense.red_columns = dense_red_columns(params.most_rows);
   params.dense_x_bytes =
-      std::max(params.x_bytes,
-               kDenseTeams * dense_attention_bytes(params.shape.head_dim, params.shape.kv_fp8 != 0,
-                                                   params.most_rows));
+      std::max({params.x_bytes, rows > kColumns ? kMaxRows * kHalfRowBytes : 0,
+                kDenseTeams * dense_attention_bytes(params.shape.head_dim, params.shape.kv_fp8 != 0,
+                                                    params.most_rows)});
+  params.dense_x_bytes = (params.dense_x_bytes + 127) / 128 * 128;
   params.dense_slots = slots_beside(params.dense_x_bytes, whole, dense);
   return params.slots >= kLeastSlots;
 }
@@ -162,9 +162,10 @@ cudaError_t launch_stage(Stage stage, const Params& params, Kernels kernels, int
 
 cudaError_t launch_fused(const Params& params, Kernels kernels, int blocks, cudaStream_t stream) {
   if (kernels != Kernels::kAny && blocks < kLeastM3Blocks) return cudaErrorInvalidConfiguration;
-  const int handed = kernels == Kernels::kSparseM3  ? words_of(params.most_rows)
-                     : kernels == Kernels::kDenseM3 ? kMidWords  // sums of squares
-                                                    : 0;
+  const int handed = kernels == Kernels::kSparseM3 ? words_of(params.most_rows)
+                     : kernels == Kernels::kDenseM3 && params.most_rows > 1
+                         ? kMidWords  // sums of squares
+                         : 0;
   const int words = kBarrierWords + handed * 4;
   const cudaError_t cleared =
       cudaMemset2DAsync(params.barrier, kHandOffWords * sizeof(std::uint32_t), 0,

@@ -10,6 +10,9 @@
 
 namespace monolayer::cuda {
 
+// Of a ring; with fewer a block would mostly wait.
+inline constexpr int kLeastSlots = 8;
+
 // Bytes that down needs in steps of `rows` rows, whatever layer with experts: rows of a pass, and
 // the sums of a row group.
 int down_bytes(std::span<const Layer> layers, int chosen, int rows);

@@ -88,6 +88,11 @@ std::string m3_dense_refusal(const Shape& s, const Layer& l) {
   if (!is(gate_up, Format::kE4M3Half, kM3DenseGateUpTiles) || gate_up.parts != 8 ||
       !is(down, Format::kE4M3Half, kM3DenseDownTiles))
     return "the MLP's weights are not FP8 of M3's shape";
+  // Sums of the first half of K wait where those of projections were.
+  if (gate_up.row_groups * 16 > kProjectionParts * s.projected)
+    return "the MLP is " + std::to_string(gate_up.row_groups * 16) + " rows, more than " +
+           std::to_string(kProjectionParts) + " times the " + std::to_string(s.projected) +
+           " of the projections";
   for (const Matrix* m : {&l.o, &down}) {
     if (m->row_groups * 16 != s.hidden) return "o or down does not have hidden_size rows";
   }

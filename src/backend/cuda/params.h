@@ -198,6 +198,9 @@ inline constexpr int dense_attention_bytes(int head_dim, bool fp8, int rows) {
          (dense_value_pages(rows) - 1) * kPageTokens * value_row_bytes(head_dim, fp8);
 }
 
+// A row of half of MiniMax-M3's columns, normed for a product (device/halves.cuh).
+inline constexpr int kHalfRowBytes = kMaxHidden / 2 * 2 + 64;
+
 // What the stage of heads keeps in shared memory in kernels for MiniMax-M3 of up to `rows` rows,
 // more than one: index queries of all rows, then keys on their way, sixteen at a time. (Of more
 // than eight rows some keys lie further on, within what projections take.)

@@ -341,8 +341,7 @@ template <bool WORDS>
 __device__ __forceinline__ void merge_stage(Context& c) {
 #if MONOLAYER_KERNELS_DENSE
   merge_dense(c);
-  return;
-#endif
+#else
   constexpr int kQuarters = 4;
   const int block = c.block - first_to_merge(is_sparse(c.layer()));
   if (block < 0) return;
@@ -351,6 +350,7 @@ __device__ __forceinline__ void merge_stage(Context& c) {
        task += c.blocks * (kWarps / kQuarters)) {
     merge_head<WORDS>(c, task, c.warp % kQuarters);
   }
+#endif
 }
 
 }  // namespace monolayer::cuda::MONOLAYER_KERNELS

@@ -264,7 +264,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
     run<attend_stage>();
     arrive(l, kAttend);
   }
-  const int merging = block - first_to_merge(true);
+  const int merging = block - first_to_merge(is_sparse(shared().layers[l - p.first_layer & 1]));
   if (merging >= 0 && merging < arrivals(kMerge)) {
     if (!wait_for(l, kAttend, kMerge)) return false;
     run<merge_stage<false> >();

@@ -9,8 +9,8 @@
 namespace monolayer::cuda::MONOLAYER_KERNELS {
 
 inline constexpr int kHalfColumns = kMaxHidden / 2;
-inline constexpr int kHalfRowBytes = kHalfColumns * 2 + 64;
-static_assert(kHalfRowBytes % 128 == 64, "rows lie in different banks");
+static_assert(kHalfRowBytes == kHalfColumns * 2 + 64 && kHalfRowBytes % 128 == 64,
+              "rows lie in different banks");
 
 // norm_factor() of a row, by one warp, from the same sums in the same order.
 __device__ __forceinline__ float factor_of_row(const Context& c, const std::uint16_t* row) {

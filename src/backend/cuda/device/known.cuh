@@ -50,7 +50,7 @@ __device__ __forceinline__ int row_of_task(int task, int per_row) {
 }
 __device__ __forceinline__ int row_of_head_task(int task, int heads) {
   if (kOneRow) return 0;
-  return kM3 ? task >> 31 - __clz(heads) : quotient(task, heads);
+  return kM3Sizes ? task >> 31 - __clz(heads) : quotient(task, heads);
 }
 __device__ __forceinline__ int red_columns_of(const Params& p) {
   return kM3 ? red_columns(kMostRows) : p.red_columns;

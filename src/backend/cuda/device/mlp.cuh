@@ -51,8 +51,8 @@ __device__ __forceinline__ void activate(const Context& c, const Run& run, int f
     float gate = tree_of_parts(from, 16 * width, parts);
     float up = tree_of_parts(from + 8 * width, 16 * width, parts);
     if (kDenseM3 || (!kM3 && m.row_scale != nullptr)) {
-      const float* scales =
-          m.row_scale + (max(t.expert[place.pass], 0) * m.row_groups + place.group) * 16 + j;
+      const int expert = kDenseM3 ? 0 : max(t.expert[place.pass], 0);
+      const float* scales = m.row_scale + (expert * m.row_groups + place.group) * 16 + j;
       gate *= __ldg(scales);
       up *= __ldg(scales + 8);
     }
@@ -224,7 +224,8 @@ __device__ __forceinline__ int gate_up_halves(const Layer& layer) {
 template <bool IN_STEP, bool WORDS>
 __device__ __forceinline__ void gate_up_half(Context& c) {
   constexpr bool kBeside = IN_STEP && kM3;
-  if (c.routed == 0) {
+  const bool routed = !kDenseM3 && c.routed != 0;
+  if (!routed) {
     if (c.staged < 0) {
       share_table(c);
       sync(c);
@@ -238,12 +239,11 @@ __device__ __forceinline__ void gate_up_half(Context& c) {
     return;
   }
 #endif
-  const bool routes = kBeside && c.routed == 0;
+  const bool routes = kBeside && !routed;
   if (routes && !kNormsByPart) route_beside_shared();
-  gate_up_passes<WORDS>(c, c.routed != 0, routes && kNormsByPart);
-  if (!has_experts(c.layer())) c.staged = -1;
-  if (c.routed == 0) return;
-  c.staged = -1;
+  gate_up_passes<WORDS>(c, routed, routes && kNormsByPart);
+  if (routed || !has_experts(c.layer())) c.staged = -1;
+  if (!routed) return;
   // For the launch after this one, and for whoever looks.
   if (c.block == 0 && c.p.first_layer + c.layers_done + 1 == c.p.last_layer) {
 #pragma unroll 1

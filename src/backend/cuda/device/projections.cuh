@@ -332,8 +332,10 @@ __device__ __forceinline__ void prefetch_layer(const Context& c, const Layer& la
   if (c.lane == 0) {
     prefetch_l2(layer.q_norm);
     prefetch_l2(layer.k_norm);
-    prefetch_l2(layer.index_q_norm);
-    prefetch_l2(layer.index_k_norm);
+    if (is_sparse(layer)) {
+      prefetch_l2(layer.index_q_norm);
+      prefetch_l2(layer.index_k_norm);
+    }
     if (layer.router_bias != nullptr) prefetch_l2(layer.router_bias);
   }
 }

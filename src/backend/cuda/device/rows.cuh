@@ -111,7 +111,7 @@ __device__ __forceinline__ float norm_factor(float squares, int n, float eps) {
 // Normalises rows row_of(0..n-1) of `from` [*, hidden] into staged rows 0..n-1. The sum of squares:
 // thread t takes columns 4 t + 2048 k in ascending order, then lanes in halves, then the sixteen
 // warps in the fixed tree. `out`, if given, takes the unscaled rows too, but not from the kernels
-// for M3, which no head runs with. All rows are fetched at once.
+// for M3, whose head nobody asks for them up to eight rows. All rows are fetched at once.
 inline constexpr int kNormParts = (kMaxHidden + kThreads * 4 - 1) / (kThreads * 4);  // of a thread
 struct Rows {
   int first;
