@@ -216,6 +216,31 @@ TEST_P(CudaNano, GreedyTokensOfTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Paths, CudaNano, testing::Bool());
 
 // A block that never arrives ends the step with a record, and the next engine works.
+// The experts' rows are staged whether or not a shared expert came before them.
+TEST(CudaModel, WithoutASharedExpert) {
+  if (no_device()) GTEST_SKIP() << "no CUDA device";
+  for (const WeightFormat format : {WeightFormat::kPlain, WeightFormat::kMXFP4}) {
+    m3::ModelConfig config = nano_config();
+    config.hidden_size = 512;
+    config.shared_width = 0;
+    const RandomModel model(config, {.experts = format}, 11);
+    const std::vector<std::int32_t> tokens = random_tokens(config, 40, 3);
+    Device native(config, model.weights, {}, {});
+    const std::vector<float> want = native.run(tokens, {1}, false).logits;
+    Engine engine(config, model.weights, {});
+    const Output cpu = run(engine, tokens, page_table(40), {40});
+    ASSERT_EQ(cpu.logits.size(), want.size());
+    // Each row whose choices agree is within a few thousandths; a wrong row is not near.
+    EXPECT_LT(relative_l2(want, cpu.logits), 0.2);
+    for (const cuda::Path path : {cuda::Path::kNative, cuda::Path::kMono}) {
+      Device device(config, model.weights, {}, {.path = path});
+      for (const std::int64_t chunk : {1, 2, 5, 8, 9, 40})
+        EXPECT_EQ(want, device.run(tokens, {chunk}, false).logits)
+            << chunk << " rows, " << (path == cuda::Path::kMono ? "fused" : "native");
+    }
+  }
+}
+
 TEST(CudaFused, StalledBlockIsReported) {
   if (no_device()) GTEST_SKIP() << "no CUDA device";
   auto loaded = OracleCase::load("nano");

@@ -203,7 +203,7 @@ inline constexpr int kHalfRowBytes = kMaxHidden / 2 * 2 + 64;
 
 // What the stage of heads keeps in shared memory in kernels for MiniMax-M3 of up to `rows` rows,
 // more than one: index queries of all rows, then keys on their way, sixteen at a time. (Of more
-// than eight rows some keys lie further on, within what projections take.)
+// than four rows the first keys are sent before the projections, and lie behind what those take.)
 inline constexpr int kKeyGroupBytes = 16 * (128 + 16);
 inline constexpr int kIndexQueryBytes = 4 * 128 * 2;  // of a row
 inline constexpr int kMostKeyBuffers = 2;             // of a warp

@@ -1,5 +1,6 @@
 // Where the words lie that blocks of the fused kernels of MiniMax-M3 hand to each other
-// (device/words.cuh): those for one to four rows most values, those for more sums of squares.
+// (device/words.cuh): those for one to four rows most values, those for more sums of squares
+// and the choice of experts.
 // Places are counted in words of 16 bytes; every region is sized for a model on one rank, the
 // largest share there is.
 #pragma once

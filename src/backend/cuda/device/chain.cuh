@@ -281,7 +281,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
       arrive(l, kRouter);
   }
   if (kNormsByPart) route_for_all();
-  // Not by the warp that may still be at the router's products.
+  // By another warp than the one that usually has an item of the router's.
   if (kNormsByPart && !wait_for(l, kPostNorm, kShared, kThreads - 32)) return false;
   if (!gate_up_of_layer(l)) return false;
   arrive(l, kGateUp);

@@ -1,7 +1,7 @@
 // Hand-offs between blocks of the fused kernels that count: every stage has a counter of the blocks
-// that have finished it (in those that hand over words only some: for one row the scores of steps
-// of more than 65,536 tokens, for two to four rows heads, attention and partial logits). Counters
-// only grow, a layer adds the same number each time.
+// that have finished it, or of the items of the router's (in those that hand over words only some:
+// for one row the scores of steps of more than 65,536 tokens, for two to four rows heads, attention
+// and partial logits). Counters only grow, a layer adds the same number each time.
 #pragma once
 
 #include "backend/cuda/device/give_up.cuh"

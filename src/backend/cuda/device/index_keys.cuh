@@ -24,8 +24,8 @@ __device__ __forceinline__ bool index_queries_are_half(const Shape& s, const Lay
 __device__ __forceinline__ std::int64_t place_of_keys(int group, std::int64_t page) {
   return (page * kPageTokens + group % 8 * 16) * kIndexDim;
 }
-// On their way to `to`; by one warp. Each is read once a step: in the second-level cache they would
-// take the place of what blocks hand to each other.
+// On their way to `to`; by one warp. Each is read once a step, or once by each row of its
+// sequence: in the second-level cache they would take the place of what blocks hand to each other.
 __device__ __forceinline__ void load_keys(const Context& c, std::int64_t place, unsigned char* to) {
   const unsigned char* from = c.layer().index_cache + place;
   const std::uint64_t policy = read_once_policy();

@@ -177,7 +177,8 @@ __device__ __forceinline__ void gate_up_passes(Context& c, bool routed, bool rou
     if (routes) order_beside_shared();
     routes = false;
   };
-  if (by_slot && c.staged != Layout(m).id()) {
+  // A model need not have a shared expert.
+  if (by_slot && (kM3Sizes || m.row_groups > 0) && c.staged != Layout(m).id()) {
     stage(rows, Rows{0, nullptr});
     c.staged = Layout(m).id();
   }

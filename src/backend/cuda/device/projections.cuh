@@ -229,8 +229,9 @@ __device__ __forceinline__ void output_stage(Context& c) {
   added_product<OutputKind, kOutput, WORDS>(c, c.layer().o);
 }
 
-// Partial logits. In the fused kernel and up to eight rows a warp hands over its own: the others go
-// on with the shared expert, whose part of the table is made here; the routed part beside it.
+// Partial logits. In the fused kernels for M3 a warp hands over its own, and up to four rows the
+// others go on with the shared expert, whose part of the table is made here; the routed part beside
+// it.
 // `WORDS`: from words.
 template <bool HANDS_OVER, bool WORDS>
 __device__ __forceinline__ void router_products(Context& c) {

@@ -9,8 +9,9 @@
 // same holds for what blocks leave for each other as plain data and count: whoever reads it has
 // done so by then. The stream itself, outside words, is read only by the block that wrote it:
 // output and down give a block the same columns (m3_shape.cc asks for it). In steps of more rows
-// only sums of squares are words (part_norms.cuh): before a block stores those of the next layer it
-// has counted all blocks' arrivals of a later stage than the one they take this layer's in.
+// sums of squares (part_norms.cuh) and experts' choices (route_beside.cuh) are words, in dense
+// layers sums of squares alone: before a block stores those of the next layer it has counted all
+// blocks' arrivals of a later stage than the one they take this layer's in.
 #pragma once
 
 #include "backend/cuda/device/give_up.cuh"
