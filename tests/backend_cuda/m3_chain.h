@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -148,5 +149,30 @@ struct Tally {
     if (++differ <= 10) ADD_FAILURE() << what << ": other bits";
   }
 };
+
+inline std::string m3_where(std::int64_t context, std::int64_t n, bool mono) {
+  return "context " + std::to_string(context) + ", " + std::to_string(n) + " sequences, " +
+         (mono ? "fused" : "native");
+}
+
+// Sixteen sequences, native, against any first of them, each alone, and at another place.
+inline void compare_rows(M3Chain& chain, std::span<const std::int64_t> contexts, Tally& tally) {
+  for (const std::int64_t context : contexts) {
+    const std::vector<float> want = chain.logits(first(16), context, 1, false);
+    ASSERT_EQ(want.size(), 16U * kM3Vocab);
+    EXPECT_NE(row(want, 0), row(want, 1));  // or nothing is compared
+    for (const bool mono : {false, true}) {
+      for (std::int64_t n = 1; n <= 16; ++n) {
+        const std::vector<float> got = chain.logits(first(n), context, 1, mono);
+        ASSERT_EQ(got.size(), static_cast<std::size_t>(n * kM3Vocab));
+        tally.same({want.begin(), want.begin() + n * kM3Vocab}, got, m3_where(context, n, mono));
+        tally.same(row(want, n - 1), chain.logits({n - 1}, context, 1, mono),
+                   m3_where(context, 1, mono) + ", row " + std::to_string(n - 1) + " alone");
+      }
+      const std::vector<float> turned = chain.logits({9, 3, 15, 0, 6}, context, 1, mono);
+      tally.same(row(want, 15), row(turned, 2), m3_where(context, 5, mono) + ", another place");
+    }
+  }
+}
 
 }  // namespace monolayer::test

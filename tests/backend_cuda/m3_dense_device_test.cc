@@ -32,10 +32,6 @@ class M3Dense : public testing::TestWithParam<int> {
     if (no_device()) GTEST_SKIP() << "no CUDA device";
   }
   int stand_in() const { return GetParam(); }
-  std::string where(std::int64_t context, std::int64_t n, bool mono) const {
-    return "context " + std::to_string(context) + ", " + std::to_string(n) + " sequences, " +
-           (mono ? "fused" : "native");
-  }
   void report(const Tally& tally) const {
     std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
                 static_cast<long long>(tally.differ));
@@ -47,22 +43,7 @@ TEST_P(M3Dense, RowsAloneAndTogetherNativeAndFused) {
   M3Chain chain = dense_chain(stand_in(), 16, 131072);
   ASSERT_TRUE(chain.ok());
   Tally tally;
-  for (const std::int64_t context : kContexts) {
-    const std::vector<float> want = chain.logits(first(16), context, 1, false);
-    ASSERT_EQ(want.size(), 16U * kM3Vocab);
-    EXPECT_NE(row(want, 0), row(want, 1));  // or nothing is compared
-    for (const bool mono : {false, true}) {
-      for (std::int64_t n = 1; n <= 16; ++n) {
-        const std::vector<float> got = chain.logits(first(n), context, 1, mono);
-        ASSERT_EQ(got.size(), static_cast<std::size_t>(n * kM3Vocab));
-        tally.same({want.begin(), want.begin() + n * kM3Vocab}, got, where(context, n, mono));
-        tally.same(row(want, n - 1), chain.logits({n - 1}, context, 1, mono),
-                   where(context, 1, mono) + ", row " + std::to_string(n - 1) + " alone");
-      }
-      const std::vector<float> turned = chain.logits({9, 3, 15, 0, 6}, context, 1, mono);
-      tally.same(row(want, 15), row(turned, 2), where(context, 5, mono) + ", another place");
-    }
-  }
+  compare_rows(chain, kContexts, tally);
   report(tally);
 }
 
@@ -88,7 +69,7 @@ TEST_P(M3Dense, RowsOfDifferentLengthsAndSeveralTokens) {
             first(static_cast<std::int64_t>(n)), {lengths.begin(), lengths.end()}, query, mono);
         for (std::size_t s = 0; s < n; ++s)
           tally.same(last[s], row(got, static_cast<std::int64_t>(s) * query + query - 1),
-                     where(lengths[s], static_cast<std::int64_t>(n), mono) + " of " +
+                     m3_where(lengths[s], static_cast<std::int64_t>(n), mono) + " of " +
                          std::to_string(query) + " tokens");
       }
     }
@@ -105,10 +86,10 @@ TEST_P(M3Dense, AMillionTokens) {
   const std::vector<float> want = chain.logits(first(2), kMillion, 1, false);
   for (const bool mono : {false, true}) {
     for (const std::int64_t s : {0, 1})
-      tally.same(row(want, s), chain.logits({s}, kMillion, 1, mono), where(kMillion, 1, mono));
+      tally.same(row(want, s), chain.logits({s}, kMillion, 1, mono), m3_where(kMillion, 1, mono));
     const std::vector<float> four = chain.logits(first(2), kMillion, 4, mono);
-    tally.same(row(want, 0), row(four, 3), where(kMillion, 2, mono) + " of 4 tokens");
-    tally.same(row(want, 1), row(four, 7), where(kMillion, 2, mono) + " of 4 tokens");
+    tally.same(row(want, 0), row(four, 3), m3_where(kMillion, 2, mono) + " of 4 tokens");
+    tally.same(row(want, 1), row(four, 7), m3_where(kMillion, 2, mono) + " of 4 tokens");
   }
   report(tally);
 }
@@ -128,7 +109,7 @@ TEST_P(M3Dense, TheKernelsForAnyShapeGiveTheSame) {
           if (any && !mono) {
             want.push_back(got);
           } else {
-            tally.same(want[at], got, where(context, n, mono) + (any ? ", any" : ""));
+            tally.same(want[at], got, m3_where(context, n, mono) + (any ? ", any" : ""));
           }
         }
         ++at;
@@ -152,7 +133,7 @@ TEST_P(M3Dense, TracesShowTheLastNormOfAnyNumberOfRows) {
       for (const bool mono : {false, true}) {
         const std::vector<float> got = chain.last_norms(first(n), 300, mono);
         EXPECT_EQ(std::vector<float>(want.begin(), want.begin() + n * 6144), got)
-            << where(300, n, mono) << (any ? ", any" : "");
+            << m3_where(300, n, mono) << (any ? ", any" : "");
       }
     }
   }
@@ -165,7 +146,7 @@ TEST_P(M3Dense, ManyRuns) {
   for (const std::int64_t n : {1, 2, 5, 16}) {
     const std::vector<float> want = chain.logits(first(n), 4096, 1, false);
     for (int run = 0; run < 100; ++run)
-      tally.same(want, chain.logits(first(n), 4096, 1, true), where(4096, n, true));
+      tally.same(want, chain.logits(first(n), 4096, 1, true), m3_where(4096, n, true));
   }
   report(tally);
 }

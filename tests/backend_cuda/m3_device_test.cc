@@ -28,10 +28,6 @@ class M3Device : public testing::TestWithParam<int> {
     if (no_device()) GTEST_SKIP() << "no CUDA device";
   }
   int stand_in() const { return GetParam(); }
-  std::string where(std::int64_t context, std::int64_t n, bool mono) const {
-    return "context " + std::to_string(context) + ", " + std::to_string(n) + " sequences, " +
-           (mono ? "fused" : "native");
-  }
 };
 
 TEST_P(M3Device, RowsAloneAndTogetherNativeAndFused) {
@@ -39,22 +35,7 @@ TEST_P(M3Device, RowsAloneAndTogetherNativeAndFused) {
   ASSERT_TRUE(chain.ok());
   ASSERT_TRUE(chain.m3_kernels());
   Tally tally;
-  for (const std::int64_t context : kContexts) {
-    const std::vector<float> want = chain.logits(first(16), context, 1, false);
-    ASSERT_EQ(want.size(), 16U * kM3Vocab);
-    EXPECT_NE(row(want, 0), row(want, 1));  // or nothing is compared
-    for (const bool mono : {false, true}) {
-      for (std::int64_t n = 1; n <= 16; ++n) {
-        const std::vector<float> got = chain.logits(first(n), context, 1, mono);
-        ASSERT_EQ(got.size(), static_cast<std::size_t>(n * kM3Vocab));
-        tally.same({want.begin(), want.begin() + n * kM3Vocab}, got, where(context, n, mono));
-        tally.same(row(want, n - 1), chain.logits({n - 1}, context, 1, mono),
-                   where(context, 1, mono) + ", row " + std::to_string(n - 1) + " alone");
-      }
-      const std::vector<float> turned = chain.logits({9, 3, 15, 0, 6}, context, 1, mono);
-      tally.same(row(want, 15), row(turned, 2), where(context, 5, mono) + ", another place");
-    }
-  }
+  compare_rows(chain, kContexts, tally);
   std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
               static_cast<long long>(tally.differ));
   EXPECT_EQ(0, tally.differ);
@@ -83,7 +64,7 @@ TEST_P(M3Device, QueriesOfSeveralTokens) {
           for (std::int64_t s = 0; s < n; ++s) {
             const auto at = got.begin() + s * query * kM3Vocab;
             tally.same(want[static_cast<std::size_t>(s)], {at, at + query * kM3Vocab},
-                       where(context, n, mono) + " of " + std::to_string(query) + " tokens");
+                       m3_where(context, n, mono) + " of " + std::to_string(query) + " tokens");
           }
         }
       }
@@ -108,7 +89,7 @@ TEST_P(M3Device, ManyTokensOfASequence) {
       }
       for (const bool mono : {false, true})
         tally.same(want, chain.logits({1}, context, query, mono),
-                   where(context, 1, mono) + " of " + std::to_string(query) + " tokens");
+                   m3_where(context, 1, mono) + " of " + std::to_string(query) + " tokens");
     }
   }
   EXPECT_EQ(0, tally.differ);
@@ -123,10 +104,10 @@ TEST_P(M3Device, AMillionTokens) {
   const std::vector<float> want = chain.logits(first(2), kMillion, 1, false);
   for (const bool mono : {false, true}) {
     for (const std::int64_t s : {0, 1})
-      tally.same(row(want, s), chain.logits({s}, kMillion, 1, mono), where(kMillion, 1, mono));
+      tally.same(row(want, s), chain.logits({s}, kMillion, 1, mono), m3_where(kMillion, 1, mono));
     const std::vector<float> four = chain.logits(first(2), kMillion, 4, mono);
-    tally.same(row(want, 0), row(four, 3), where(kMillion, 2, mono) + " of 4 tokens");
-    tally.same(row(want, 1), row(four, 7), where(kMillion, 2, mono) + " of 4 tokens");
+    tally.same(row(want, 0), row(four, 3), m3_where(kMillion, 2, mono) + " of 4 tokens");
+    tally.same(row(want, 1), row(four, 7), m3_where(kMillion, 2, mono) + " of 4 tokens");
   }
   std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
               static_cast<long long>(tally.differ));
@@ -146,7 +127,7 @@ TEST_P(M3Device, OneRowAtEveryEdge) {
       for (const std::int64_t sequence : {0, 1}) {
         const std::vector<float> want = chain.logits({sequence}, context, 1, false);
         for (int run = 0; run < 20; ++run)
-          tally.same(want, chain.logits({sequence}, context, 1, true), where(context, 1, true));
+          tally.same(want, chain.logits({sequence}, context, 1, true), m3_where(context, 1, true));
       }
     }
   }
@@ -168,7 +149,7 @@ TEST_P(M3Device, TwoToFourRowsAtEveryEdge) {
       const std::vector<float> want = chain.logits(first(n), context, query, false);
       for (int run = 0; run < 10; ++run)
         tally.same(want, chain.logits(first(n), context, query, true),
-                   where(context, n, true) + " of " + std::to_string(query) + " tokens");
+                   m3_where(context, n, true) + " of " + std::to_string(query) + " tokens");
     }
   }
   std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
@@ -194,7 +175,8 @@ TEST_P(M3Device, TheKernelsForAnyShapeGiveTheSame) {
     for (const std::int64_t context : {1, 129, 2049, 8192}) {
       for (const std::int64_t n : {1, 3, 7, 16}) {
         for (const bool mono : {false, true})
-          tally.same(want[at], chain.logits(first(n), context, 1, mono), where(context, n, mono));
+          tally.same(want[at], chain.logits(first(n), context, 1, mono),
+                     m3_where(context, n, mono));
         ++at;
       }
     }
