@@ -36,8 +36,8 @@ float half_to_f32(std::uint16_t bits) {
 // Where the kernels for M3 keep dim d of a row's head: in pairs of heads eight apart.
 std::size_t place_in_pairs(int head, int d) {
   const int four = (d >> 2 & 7) * 4 + (d >> 5);
-  return static_cast<std::size_t>((head & 7) * 2 * kDim + four * 8 + (d >> 1 & 1) * 4 +
-                                  (head >> 3) * 2 + (d & 1));
+  const int place = (head & 7) * 2 * kDim + four * 8 + (d >> 1 & 1) * 4 + (head >> 3) * 2 + (d & 1);
+  return static_cast<std::size_t>(place);
 }
 
 // One layer of one KV head, sequences with pages of their own all over a pool. What no row may read
@@ -137,7 +137,8 @@ class DenseAttention : public testing::Test {
     for (std::size_t r = 0; r < rows; ++r) {
       for (int h = 0; h < kHeads; ++h) {
         for (int d = 0; d < kDim; ++d) {
-          const std::size_t plain = static_cast<std::size_t>(h * kDim + d);
+          const std::size_t plain =
+              static_cast<std::size_t>(h) * kDim + static_cast<std::size_t>(d);
           // BF16 times 2^64.
           queries[r * kHeads * kDim + (kernels == Kernels::kAny ? plain : place_in_pairs(h, d))] =
               f32_to_bf16(bf16_to_f32(queries_[r * kHeads * kDim + plain]) * 0x1p64F);

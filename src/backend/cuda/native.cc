@@ -195,11 +195,11 @@ std::string Chain::kernel_family() const {
   const std::string any = "kernels for any shape";
   if (ranks_.empty() || layers().empty()) return {};
   if (options_.any_kernels) return any + " (as asked)";
-  for (const Layer& layer : layers()) {
-    if (layer.moe == 0) continue;
-    if (const std::string why = m3_refusal(params().shape, layer); !why.empty())
-      return any + " (those for MiniMax-M3 do not fit: " + why + ")";
-  }
+  const auto other = std::find_if(layers().begin(), layers().end(), [&](const Layer& l) {
+    return l.moe != 0 && !m3_layer(params().shape, l);
+  });
+  if (other != layers().end())
+    return any + " (those for MiniMax-M3 do not fit: " + m3_refusal(params().shape, *other) + ")";
   if (blocks_ < kLeastM3Blocks)
     return any + " (those for MiniMax-M3 need " + std::to_string(kLeastM3Blocks) +
            " multiprocessors a rank, there are " + std::to_string(blocks_) + ")";
