@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -148,6 +149,11 @@ struct Tally {
     if (want == got) return;
     if (++differ <= 10) ADD_FAILURE() << what << ": other bits";
   }
+  void report() const {
+    std::printf("%lld results, %lld differ\n", static_cast<long long>(compared),
+                static_cast<long long>(differ));
+    EXPECT_EQ(0, differ);
+  }
 };
 
 inline std::string m3_where(std::int64_t context, std::int64_t n, bool mono) {
@@ -172,6 +178,21 @@ inline void compare_rows(M3Chain& chain, std::span<const std::int64_t> contexts,
       const std::vector<float> turned = chain.logits({9, 3, 15, 0, 6}, context, 1, mono);
       tally.same(row(want, 15), row(turned, 2), m3_where(context, 5, mono) + ", another place");
     }
+  }
+}
+
+// Two sequences of a million tokens, which the chain's pool must hold, alone and four tokens of
+// both at once.
+inline void compare_a_million_tokens(M3Chain& chain, Tally& tally) {
+  constexpr std::int64_t kMillion = 1 << 20;
+  chain.logits(first(2), kMillion, 4, false);  // entries of the tokens before the last
+  const std::vector<float> want = chain.logits(first(2), kMillion, 1, false);
+  for (const bool mono : {false, true}) {
+    for (const std::int64_t s : {0, 1})
+      tally.same(row(want, s), chain.logits({s}, kMillion, 1, mono), m3_where(kMillion, 1, mono));
+    const std::vector<float> four = chain.logits(first(2), kMillion, 4, mono);
+    tally.same(row(want, 0), row(four, 3), m3_where(kMillion, 2, mono) + " of 4 tokens");
+    tally.same(row(want, 1), row(four, 7), m3_where(kMillion, 2, mono) + " of 4 tokens");
   }
 }
 

@@ -32,11 +32,6 @@ class M3Dense : public testing::TestWithParam<int> {
     if (no_device()) GTEST_SKIP() << "no CUDA device";
   }
   int stand_in() const { return GetParam(); }
-  void report(const Tally& tally) const {
-    std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
-                static_cast<long long>(tally.differ));
-    EXPECT_EQ(0, tally.differ);
-  }
 };
 
 TEST_P(M3Dense, RowsAloneAndTogetherNativeAndFused) {
@@ -44,7 +39,7 @@ TEST_P(M3Dense, RowsAloneAndTogetherNativeAndFused) {
   ASSERT_TRUE(chain.ok());
   Tally tally;
   compare_rows(chain, kContexts, tally);
-  report(tally);
+  tally.report();
 }
 
 TEST_P(M3Dense, RowsOfDifferentLengthsAndSeveralTokens) {
@@ -74,24 +69,15 @@ TEST_P(M3Dense, RowsOfDifferentLengthsAndSeveralTokens) {
       }
     }
   }
-  report(tally);
+  tally.report();
 }
 
 TEST_P(M3Dense, AMillionTokens) {
-  constexpr std::int64_t kMillion = 1 << 20;
-  M3Chain chain = dense_chain(stand_in(), 2, kMillion);
+  M3Chain chain = dense_chain(stand_in(), 2, 1 << 20);
   ASSERT_TRUE(chain.ok());
   Tally tally;
-  chain.logits(first(2), kMillion, 4, false);  // entries of the tokens before the last
-  const std::vector<float> want = chain.logits(first(2), kMillion, 1, false);
-  for (const bool mono : {false, true}) {
-    for (const std::int64_t s : {0, 1})
-      tally.same(row(want, s), chain.logits({s}, kMillion, 1, mono), m3_where(kMillion, 1, mono));
-    const std::vector<float> four = chain.logits(first(2), kMillion, 4, mono);
-    tally.same(row(want, 0), row(four, 3), m3_where(kMillion, 2, mono) + " of 4 tokens");
-    tally.same(row(want, 1), row(four, 7), m3_where(kMillion, 2, mono) + " of 4 tokens");
-  }
-  report(tally);
+  compare_a_million_tokens(chain, tally);
+  tally.report();
 }
 
 TEST_P(M3Dense, TheKernelsForAnyShapeGiveTheSame) {
@@ -116,7 +102,7 @@ TEST_P(M3Dense, TheKernelsForAnyShapeGiveTheSame) {
       }
     }
   }
-  report(tally);
+  tally.report();
 }
 
 // The head of more than eight rows is another kernel, and a trace plans for sixteen whatever there
@@ -148,7 +134,7 @@ TEST_P(M3Dense, ManyRuns) {
     for (int run = 0; run < 100; ++run)
       tally.same(want, chain.logits(first(n), 4096, 1, true), m3_where(4096, n, true));
   }
-  report(tally);
+  tally.report();
 }
 
 // A block that never arrives ends the step with a record; in the first two layers, which are dense,

@@ -36,9 +36,7 @@ TEST_P(M3Device, RowsAloneAndTogetherNativeAndFused) {
   ASSERT_TRUE(chain.m3_kernels());
   Tally tally;
   compare_rows(chain, kContexts, tally);
-  std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
-              static_cast<long long>(tally.differ));
-  EXPECT_EQ(0, tally.differ);
+  tally.report();
 }
 
 TEST_P(M3Device, QueriesOfSeveralTokens) {
@@ -70,9 +68,7 @@ TEST_P(M3Device, QueriesOfSeveralTokens) {
       }
     }
   }
-  std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
-              static_cast<long long>(tally.differ));
-  EXPECT_EQ(0, tally.differ);
+  tally.report();
 }
 
 // As prompts are: passes of 16 rows of one sequence, and what is left over.
@@ -96,21 +92,11 @@ TEST_P(M3Device, ManyTokensOfASequence) {
 }
 
 TEST_P(M3Device, AMillionTokens) {
-  constexpr std::int64_t kMillion = 1 << 20;
-  M3Chain chain(stand_in(), 2, 2, kMillion);
+  M3Chain chain(stand_in(), 2, 2, 1 << 20);
   ASSERT_TRUE(chain.ok());
   Tally tally;
-  chain.logits(first(2), kMillion, 4, false);  // entries of the tokens before the last
-  const std::vector<float> want = chain.logits(first(2), kMillion, 1, false);
-  for (const bool mono : {false, true}) {
-    for (const std::int64_t s : {0, 1})
-      tally.same(row(want, s), chain.logits({s}, kMillion, 1, mono), m3_where(kMillion, 1, mono));
-    const std::vector<float> four = chain.logits(first(2), kMillion, 4, mono);
-    tally.same(row(want, 0), row(four, 3), m3_where(kMillion, 2, mono) + " of 4 tokens");
-    tally.same(row(want, 1), row(four, 7), m3_where(kMillion, 2, mono) + " of 4 tokens");
-  }
-  std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
-              static_cast<long long>(tally.differ));
+  compare_a_million_tokens(chain, tally);
+  tally.report();
 }
 
 // Hand-offs by words, at the sizes where what they carry changes.
@@ -131,8 +117,7 @@ TEST_P(M3Device, OneRowAtEveryEdge) {
       }
     }
   }
-  std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
-              static_cast<long long>(tally.differ));
+  tally.report();
 }
 
 TEST_P(M3Device, TwoToFourRowsAtEveryEdge) {
@@ -152,8 +137,7 @@ TEST_P(M3Device, TwoToFourRowsAtEveryEdge) {
                    m3_where(context, n, true) + " of " + std::to_string(query) + " tokens");
     }
   }
-  std::printf("%lld results, %lld differ\n", static_cast<long long>(tally.compared),
-              static_cast<long long>(tally.differ));
+  tally.report();
 }
 
 TEST_P(M3Device, TheKernelsForAnyShapeGiveTheSame) {

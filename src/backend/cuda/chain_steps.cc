@@ -276,8 +276,10 @@ Status Chain::plan_step(std::span<const cpu::StepSequence> sequences, const cpu:
 cpu::StepShape Chain::judged_shape(const cpu::CachePool& cache) const {
   cpu::StepShape shape =
       cpu::shape_of(plan_, std::min(config_.max_positions, cache.pages() * kPageTokens));
-  shape.rows = shape.requests = std::min<std::int64_t>(shape.rows, kMaxRows);
+  shape.requests = shape.rows;
   shape.shortest_query = shape.longest_query = 1;
+  if (shape.rows <= kMaxRows) return shape;
+  shape.rows = shape.requests = kMaxRows;
   shape.key_groups = 0;
   for (std::int64_t first = 0; first < plan_.rows(); first += kMaxRows) {
     std::int64_t groups = 0;

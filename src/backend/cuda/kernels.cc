@@ -1,6 +1,8 @@
 #include "backend/cuda/kernels.h"
 
 #include <algorithm>
+#include <iterator>
+#include <vector>
 
 #include "backend/cuda/head_plan.h"
 #include "backend/cuda/kernel_set.h"
@@ -15,18 +17,25 @@ constexpr int kSmallLimit = 195 * 1024;
 constexpr int in_flight(int rows) { return rows > 4 ? 8 : 10; }
 constexpr int known_in_flight(int rows) { return rows > kColumns ? 6 : 4; }
 
+// Most rows of the steps that kernels for M3 come for, and those kernels: of sparse layers, of
+// dense ones.
+struct RowSets {
+  int rows;
+  const KernelSet& (*sparse)();
+  const KernelSet& (*dense)();
+};
+constexpr RowSets kRowSets[] = {{1, m3_kernels_1, m3_dense_kernels_1},
+                                {4, m3_kernels_4, m3_dense_kernels_4},
+                                {8, m3_kernels_8, m3_dense_kernels_8},
+                                {kMaxRows, m3_kernels_16, m3_dense_kernels_16}};
+const RowSets& sets_for(int rows) {
+  return *std::find_if(std::begin(kRowSets), std::end(kRowSets) - 1,
+                       [rows](const RowSets& sets) { return rows <= sets.rows; });
+}
 const KernelSet& set_of(Kernels kernels, const Params& params) {
   if (kernels == Kernels::kAny) return any_kernels();
-  const int most_rows = params.most_rows;
-  if (kernels == Kernels::kDenseM3)
-    return most_rows == 1   ? m3_dense_kernels_1()
-           : most_rows <= 4 ? m3_dense_kernels_4()
-           : most_rows <= 8 ? m3_dense_kernels_8()
-                            : m3_dense_kernels_16();
-  return most_rows == 1   ? m3_kernels_1()
-         : most_rows <= 4 ? m3_kernels_4()
-         : most_rows <= 8 ? m3_kernels_8()
-                          : m3_kernels_16();
+  const RowSets& sets = sets_for(params.most_rows);
+  return kernels == Kernels::kDenseM3 ? sets.dense() : sets.sparse();
 }
 
 int red_bytes(const Params& params) { return 2 * params.red_entries * 16 * params.red_columns * 4; }
@@ -61,8 +70,7 @@ bool plan_shared_memory(int rows, int row_bytes, int down_bytes, int limit, Para
   const int whole = limit;
   // With few rows the ring is deep enough anyway: what it leaves is first-level cache.
   if (columns <= 4) limit = std::min(limit, kSmallLimit);
-  // The kernels for M3 come in plans of 1, 4, 8 and 16 rows.
-  params.most_rows = rows == 1 ? 1 : rows <= 4 ? 4 : rows <= 8 ? 8 : kMaxRows;
+  params.most_rows = sets_for(rows).rows;
   params.red_columns = red_columns(params.most_rows);
   params.red_entries = red_entries(params.most_rows);
   params.x_bytes = std::max({columns * row_bytes,
@@ -107,9 +115,9 @@ int shared_memory(const Params& params) {
 }
 
 cudaError_t prepare_kernels(int shared_limit) {
-  for (const KernelSet* set : {&any_kernels(), &m3_kernels_1(), &m3_kernels_4(), &m3_kernels_8(),
-                               &m3_kernels_16(), &m3_dense_kernels_1(), &m3_dense_kernels_4(),
-                               &m3_dense_kernels_8(), &m3_dense_kernels_16()}) {
+  std::vector<const KernelSet*> all = {&any_kernels()};
+  for (const RowSets& sets : kRowSets) all.insert(all.end(), {&sets.sparse(), &sets.dense()});
+  for (const KernelSet* set : all) {
     for (int i = 0; i <= kStages; ++i) {
       const void* kernel = i < kStages ? set->stages[i] : set->fused;
       if (kernel == nullptr) continue;

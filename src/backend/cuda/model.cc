@@ -64,14 +64,6 @@ float norm_bound(const TensorView& weights) {
   return std::sqrt(static_cast<float>(n)) * largest;
 }
 
-// FP8 whose activations are at most `bound` takes them as FP16, if that is no more than FP16 holds.
-void stage_as_half(float bound, Matrix& m) {
-  const float scale = half_scale(bound);
-  if (m.format != Format::kE4M3 || scale == 0) return;
-  m.format = Format::kE4M3Half;
-  m.x_scale = scale;
-}
-
 }  // namespace
 
 // What one rank takes of each matrix.

@@ -213,6 +213,13 @@ float half_scale(float bound) {
   return scale;
 }
 
+void stage_as_half(float bound, Matrix& m) {
+  const float scale = half_scale(bound);
+  if (m.format != Format::kE4M3 || scale == 0) return;
+  m.format = Format::kE4M3Half;
+  m.x_scale = scale;
+}
+
 float activation_bound(float alpha, float limit, float beta) {
   if (!(alpha > 0) || !(limit >= 0)) return std::numeric_limits<float>::infinity();
   // Below zero g * sigmoid(alpha * g) is above -0.279 / alpha.

@@ -31,6 +31,9 @@ Result<Format> pack_format(const QuantizedMatrix& matrix);
 
 // Matrix::x_scale for activations of at most `bound` in magnitude; 0 if FP16 does not suit them.
 float half_scale(float bound);
+// An E4M3 matrix whose activations are at most `bound` takes them as FP16, if half_scale() says so;
+// any other stays as it is.
+void stage_as_half(float bound, Matrix& m);
 // The largest magnitude of an MLP's activation, g * sigmoid(alpha * g) * (u + beta) with both
 // clamped (docs/numerics.md): alpha > 0 bounds it below. Infinite if nothing does.
 float activation_bound(float alpha, float limit, float beta);

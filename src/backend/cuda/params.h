@@ -163,7 +163,8 @@ static_assert(kBarrierWords % 4 == 0);
 // number of pages alone; and its partials.
 inline constexpr int kMostPartials = 256;
 inline constexpr int kDenseTeams = 2;  // of a block's warps, a page each
-// Columns of a sum that they keep, so that there is room for what else lies there.
+// Columns of a sum that kernels for dense layers keep, so that there is room for what else lies
+// there.
 inline constexpr int dense_red_columns(int rows) { return 128 / red_entries(rows); }
 inline constexpr int dense_log_span(int pages) {
   int log = 0;

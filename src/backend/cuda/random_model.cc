@@ -113,8 +113,9 @@ Status DeviceModel::build_random(const m3::ModelConfig& config, Random& random) 
     const std::int64_t projected =
         c.q_width() + 2 * c.kv_width() + (l.sparse != 0 ? c.index_width() + c.index_dim : 0);
     ML_RETURN_IF_ERROR(random.matrix(Format::kE4M3, projected, c.hidden_size, kParts, 1, l.qkv));
-    l.qkv.format = Format::kE4M3Half;  // norms below are about 2^-6, so factors below 2
-    l.qkv.x_scale = half_scale(2 * std::sqrt(static_cast<float>(c.hidden_size)));
+    // Norms below are about 2^-6, so factors below 2.
+    const float normed = 2 * std::sqrt(static_cast<float>(c.hidden_size));
+    stage_as_half(normed, l.qkv);
     ML_RETURN_IF_ERROR(random.matrix(Format::kE4M3, c.hidden_size, c.q_width(), parts, 1, l.o));
     const std::int64_t width = l.moe != 0 ? c.shared_width : c.dense_width;
     const Format format = l.moe != 0 ? Format::kMXFP4 : Format::kE4M3;
@@ -122,10 +123,8 @@ Status DeviceModel::build_random(const m3::ModelConfig& config, Random& random) 
         random.matrix(format, 2 * width, c.hidden_size, kParts, 1, l.shared_gate_up));
     ML_RETURN_IF_ERROR(random.matrix(format, c.hidden_size, width, parts, 1, l.shared_down));
     if (l.moe == 0) {
-      l.shared_gate_up.format = l.shared_down.format = Format::kE4M3Half;
-      l.shared_gate_up.x_scale = l.qkv.x_scale;
-      l.shared_down.x_scale =
-          half_scale(activation_bound(c.swiglu_alpha, c.swiglu_limit, c.swiglu_beta));
+      stage_as_half(normed, l.shared_gate_up);
+      stage_as_half(activation_bound(c.swiglu_alpha, c.swiglu_limit, c.swiglu_beta), l.shared_down);
     }
     ML_RETURN_IF_ERROR(random.norm(c.hidden_size, l.input_norm));
     ML_RETURN_IF_ERROR(random.norm(c.hidden_size, l.post_norm));

@@ -82,11 +82,7 @@ Status Rank::bind(const cpu::CacheOptions& options, std::int64_t pages) {
       pages * kPageTokens * c.index_dim * static_cast<std::int64_t>(dtype_size(options.index));
   for (Layer& layer : layers_) {
     // Attention's outputs are means of cached values, which E4M3 bounds.
-    if (const float scale = half_scale(448.0F * options.v_scale);
-        layer.o.format == Format::kE4M3 && s.kv_fp8 != 0 && scale > 0) {
-      layer.o.format = Format::kE4M3Half;
-      layer.o.x_scale = scale;
-    }
+    if (s.kv_fp8 != 0) stage_as_half(448.0F * options.v_scale, layer.o);
     ML_RETURN_IF_ERROR(allocate(layer.k_cache, kv_bytes_, "CUDA caches"));
     ML_RETURN_IF_ERROR(allocate(layer.v_cache, kv_bytes_, "CUDA caches"));
     if (layer.sparse != 0)

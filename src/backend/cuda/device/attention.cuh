@@ -267,7 +267,7 @@ __device__ __forceinline__ void attend_stage(Context& c) {
 
 // Partials of a (row, head) in ascending order, by a warp for each 32 dims: a lane's dim of sixteen
 // at once. Maxima are a scan, so the factors of all are computed side by side; the sums are the
-// chain of docs/numerics.md, of dense layers one of every sixteen partials, then of what those
+// chain of docs/numerics.md, of more than sixteen one of every sixteen, then of what those
 // gave. `WORDS`: the result is handed over as words.
 template <bool WORDS>
 __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
@@ -302,8 +302,7 @@ __device__ __forceinline__ void merge_head(Context& c, int task, int quarter) {
       // What is not there is the first one, not added.
       if (kM3 || d < dim) o[k] = load_l2(from + (k < count ? k : 0) * stride);
     }
-    // Before the first one the maximum is such that what is scaled by exp of it is 0.
-    const float largest = scan_partials(at, h, count, c.lane, -INFINITY, factors);
+    const float largest = scan_partials(at, h, count, c.lane, factors);
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
       const float4 f = factors[k];

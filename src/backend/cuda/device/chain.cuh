@@ -41,14 +41,14 @@ __device__ __forceinline__ void feed_weights(const Params& p, Shared& s) {
   const int rows = rows_of(s.step);
   constexpr bool kFused = (STAGES & (STAGES - 1)) != 0;
   constexpr bool kByPart = kFused && kNormsByPart;
+  constexpr bool kQkvParts = kFused && kQkvByPart;
 #pragma unroll 1
   for (int l = p.first_layer; l < p.last_layer; ++l) {
     __syncwarp();
     copy_layer(p.layers, l, layer, lane, 32);
     __syncwarp();
     if (!feed.alive) break;
-    if (has(kQkv))
-      feed_items(feed, layer.qkv, kFused && kQkvByPart, kFused && kQkvByPart && kMayBeWide, rows);
+    if (has(kQkv)) feed_items(feed, layer.qkv, kQkvParts, kQkvParts && kMayBeWide, rows);
     if (has(kOutput)) feed_share(feed, layer.o, output_is_wide(layer.o, rows), rows);
     if (has(kRouter) && has_experts(layer)) feed_items(feed, layer.router, kByPart, false, rows);
     const int shared_passes = layer.shared_gate_up.row_groups > 0 ? passes(rows) : 0;
@@ -281,7 +281,7 @@ __device__ __forceinline__ bool fused_layer(int l) {
       arrive(l, kRouter);
   }
   if (kNormsByPart) route_for_all();
-  // By another warp than the one that usually has an item of the router's.
+  // Polled by the last warp, as was measured to be faster (docs/performance-tried.md).
   if (kNormsByPart && !wait_for(l, kPostNorm, kShared, kThreads - 32)) return false;
   if (!gate_up_of_layer(l)) return false;
   arrive(l, kGateUp);

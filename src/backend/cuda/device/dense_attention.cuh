@@ -215,23 +215,24 @@ __device__ __forceinline__ void attend_dense(Context& c) {
 #endif
 
 // Factors of up to sixteen partials from `at` on, of head h of their group, and their sums: a scan
-// of their maxima, begun at `maximum`, side by side. By a warp; gives the largest so far, by lane.
+// of their maxima, side by side. Before the first one the maximum is such that what is scaled by
+// exp of it is 0. By a warp; gives the largest so far, by lane.
 __device__ __forceinline__ float scan_partials(const float* at, int h, int count, int lane,
-                                               float maximum, float4* factors) {
+                                               float4* factors) {
   const Shape& s = shared().params.shape;
   const int dim = head_dim_of(s);
   const bool there = lane < count;
   const float* own = at + lane * partial_size(s) + group_of(s) * dim + h;
   const float m = there ? load_l2(own) : -INFINITY;
   const float l = there ? load_l2(own + group_of(s)) : 0.0F;
-  float largest = maximum < m ? m : maximum;
+  float largest = -INFINITY < m ? m : -INFINITY;
 #pragma unroll
   for (int step = 1; step < kMergedTogether; step <<= 1) {
     const float before = __shfl_up_sync(0xFFFFFFFFU, largest, step);
     if (lane >= step) largest = before < largest ? largest : before;
   }
   const float before = __shfl_up_sync(0xFFFFFFFFU, largest, 1);
-  float keep = exponential((lane == 0 ? maximum : before) - largest);
+  float keep = exponential((lane == 0 ? -INFINITY : before) - largest);
   float add = exponential(m - largest);
   if (!there) keep = 1, add = 0;
   __syncwarp();
@@ -270,7 +271,7 @@ __device__ __forceinline__ void merge_dense(Context& c) {
           o[k] = __ldcg(from + (first + k < count ? first + k : 0) * (stride / 4));
       };
       load(0);
-      const float largest = scan_partials(at, h, count, c.lane, -INFINITY, factors);
+      const float largest = scan_partials(at, h, count, c.lane, factors);
       float4 value = {};
       float sum = 0;
 #pragma unroll 1

@@ -16,9 +16,6 @@ struct Feed {
   bool alive = true;
 };
 
-inline constexpr int kIdlePolls = 64;
-inline constexpr unsigned kFeederPauseNs = 400;
-
 // What the passes of a run are.
 enum class Passes {
   kSame,     // the matrix again
@@ -94,7 +91,6 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
   bool more = copy < copies;
   if (more) locate();
   bool located = true;
-  int idle = 0;  // polls since the last copy
   // What is on its way: this lane's last copy, also one of a run before.
   std::uint32_t issued = feeds ? s.issued[own_slot] : 0;
   bool flying = issued != 0;
@@ -126,22 +122,11 @@ __device__ __noinline__ void feed_run(Feed& feed, const Run& run, Passes passes,
       more = copy < copies;
       located = false;
     }
-    if (__any_sync(0xFFFFFFFFU, sends)) {
-      if constexpr (kDenseM3) idle = 0;
-      continue;
-    }
+    if (__any_sync(0xFFFFFFFFU, sends)) continue;
     // Where the next copies come from, of all lanes at once, while there is none to send.
     if (more && !located) locate();
     located = true;
     if (s.abort != 0) more = false;
-    // The ring is full for long while a dense layer attends; polling takes others' time.
-    if constexpr (kDenseM3) {
-      if (idle < kIdlePolls) {
-        ++idle;
-      } else {
-        __nanosleep(kFeederPauseNs);
-      }
-    }
   }
   feed.alive = !__any_sync(0xFFFFFFFFU, s.abort != 0);
   const int end = feed.slot + copies;

@@ -186,13 +186,12 @@ __device__ __forceinline__ int down_groups_of_row(const Params& p, const Layer& 
 template <typename F>
 __device__ __forceinline__ void down_batches(const Params& p, const Layer& layer, const Table& t,
                                              int lane, int block, int blocks, F&& f) {
-  const Matrix& shape = layer.down;
-  const Share mine(shape.row_groups, block, blocks);
+  const Share mine(layer.down.row_groups, block, blocks);
   if (mine.count() == 0) return;
-  const int row_bytes = max(shape.row_bytes, layer.shared_down.row_bytes);
+  const int row_bytes = max(layer.down.row_bytes, layer.shared_down.row_bytes);
   const int passes = t.passes;
   const int slots = t.slots;
-  const int of_group = slots * shape.parts * kDownSums;
+  const int of_group = slots * layer.down.parts * kDownSums;
   const int room = p.x_bytes + 2 * red_entries_of(p) * 16 * red_columns_of(p) * 4;
   const int least = min(kColumns, rows_of(shared().step)) * row_bytes;
   int together = mine.count();  // a few; as many as there is room for
